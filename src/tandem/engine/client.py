@@ -1,0 +1,44 @@
+"""What the HTTP front sees of an engine. `core_client.py` implements it over a process; tests with a scripted fake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from tandem.engine.messages import EngineStats, NewRequest, Output, Ready
+
+
+class EngineClient(Protocol):
+    """An engine that takes tokens and gives tokens."""
+
+    info: Ready | None
+    """None until the model is loaded."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the core has died; `failure` then says why."""
+        ...
+
+    @property
+    def failure(self) -> str | None: ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest report's."""
+        ...
+
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the core's loop last gave a sign of life."""
+        ...
+
+    def generate(self, request: NewRequest) -> AsyncGenerator[Output, None]:
+        """Outputs in order, until each of the n answers had one with a finish reason.
+
+        Closing the generator before that (`aclose`, cancellation) aborts the request in the core. Raises
+        `EngineFailed` when the core dies, `Unavailable` when it is not ready or draining.
+        """
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let what runs finish, for at most so long, then end the core."""
+        ...
