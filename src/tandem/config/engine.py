@@ -27,11 +27,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="Type of weights and arithmetic. auto: bfloat16 where the device multiplies it natively."),
     ] = "auto"
     kv_dtype: Annotated[DTypeChoice, Meta(description="Type of the KV cache. auto: the same as dtype.")] = "auto"
-    threads: Annotated[int, Meta(ge=0, le=1024, description="CPU threads that compute. 0: all cores allowed to us.")] = 0
+    threads: Annotated[int, Meta(ge=0, le=1024, description="CPU threads that compute. 0: every core allowed.")] = 0
 
     max_model_len: Annotated[
         int | None,
-        Meta(ge=1, description="Longest prompt plus answer, in tokens. Default: the model's own, fitted to the memory."),
+        Meta(ge=1, description="Longest prompt plus answer, in tokens. Default: the model's own, if it fits."),
     ] = None
     block_size: Annotated[
         int, Meta(ge=1, le=256, description="Tokens in a block of KV: a power of two from 1 to 256.")

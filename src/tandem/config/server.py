@@ -18,7 +18,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         Meta(description="Clients must send it as a bearer token. Better given as TANDEM_API_KEY than as a flag."),
     ] = None
-    max_body_mib: Annotated[float, Meta(gt=0, description="Largest request body, in MiB; larger ones get a 413.")] = 16.0
+    max_body_mib: Annotated[float, Meta(gt=0, description="Largest request body, in MiB; more is a 413.")] = 16.0
     strict_fields: Annotated[
         bool, Meta(description="Refuse request fields that are not known, instead of ignoring them with a warning.")
     ] = False
@@ -32,7 +32,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     health_timeout_s: Annotated[
         float, Meta(gt=0, description="Silence of the engine loop after which /health answers 503, in seconds.")
     ] = 30.0
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe level to log.")] = (
-        "info"
-    )
-    log_format: Annotated[Literal["text", "json"], Meta(description="Lines for people, or JSON for collectors.")] = "text"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least severe level logged.")
+    ] = "info"
+    log_format: Annotated[Literal["text", "json"], Meta(description="Lines for people or JSON for collectors")] = "text"

@@ -116,9 +116,12 @@ def _real(name: str, value: object, low: float, high: float, *, above: bool = Fa
 
 def _check_stop_strings(stop: tuple[str, ...]) -> None:
     if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"{len(stop)} stop strings were given; at most {MAX_STOP_STRINGS} are allowed.", param="stop")
+        raise InvalidRequest(
+            f"{len(stop)} stop strings were given; at most {MAX_STOP_STRINGS} are allowed.", param="stop"
+        )
     for text in stop:
         if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_STRING_CHARS:
             raise InvalidRequest(
-                f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters; {text!r:.60} was given.", param="stop"
+                f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters; {text!r:.60} was given.",
+                param="stop",
             )

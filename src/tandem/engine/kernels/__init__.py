@@ -1,0 +1,1 @@
+"""Attention and fused operations: the plain torch reference, native CPU kernels, Triton for GPUs."""

@@ -1,0 +1,1 @@
+"""Network definitions, and the numbers that describe them."""
