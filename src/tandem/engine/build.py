@@ -1,0 +1,144 @@
+"""Puts an engine together: opens the model, divides the memory, loads the weights, and makes runner and core."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+
+from tandem.config.engine import DTypeChoice, EngineConfig
+from tandem.core.clock import Clock
+from tandem.core.errors import ConfigError
+from tandem.core.types import DType
+from tandem.engine.core import EngineCore
+from tandem.engine.kvcache.manager import KVCacheManager
+from tandem.engine.loading.base import Checkpoint
+from tandem.engine.memory import ELEMENT_BYTES, MemoryPlan, plan_memory
+from tandem.engine.messages import Ready
+from tandem.engine.models.decoder import Decoder
+from tandem.engine.runner.base import ModelRunner
+from tandem.engine.runner.batch import BlockTableRows
+from tandem.engine.runner.eager import EagerRunner
+from tandem.engine.scheduler import Scheduler
+from tandem.engine.stats import StatsKeeper
+from tandem.engine.watching import text_watcher
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    core: EngineCore
+    ready: Ready
+
+
+def build_engine(config: EngineConfig, checkpoint: Checkpoint, clock: Clock) -> BuiltEngine:
+    """Load the model into memory and make it ready to step. Raises `ConfigError`, `ModelError`, `MemoryTooSmall`."""
+    started_s = time.monotonic()
+    threads = _set_threads(config)
+    device = _resolve_device(config)
+    dtype = _resolve_dtype(config.dtype)
+    kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
+    spec = checkpoint.spec
+    # Planned before anything is loaded: what doesn't fit is refused at once, and the estimate is exact for these types.
+    memory = plan_memory(spec, config, kv_dtype, spec.num_parameters * ELEMENT_BYTES[dtype])
+    runner = _make_runner(config, checkpoint, memory, dtype, kv_dtype)
+    kv = KVCacheManager(
+        memory.num_blocks,
+        memory.block_size,
+        memory.groups,
+        enable_prefix_caching=config.enable_prefix_caching,
+        hash_seed=config.hash_seed,
+    )
+    scheduler = Scheduler(
+        kv,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=memory.max_model_len,
+    )
+    core = EngineCore(
+        scheduler,
+        runner,
+        clock,
+        eos_token_ids=frozenset(spec.eos_token_ids),
+        watch_text=text_watcher(checkpoint),
+        stats=StatsKeeper(scheduler, spec),
+    )
+    summary = [
+        f"model     {config.public_name}: {spec.family}, {spec.num_parameters / 1e6:.0f} M parameters, {dtype}",
+        f"runner    {runner.name}, {threads} threads on {device}",
+        *memory.describe(),
+        f"loaded in {time.monotonic() - started_s:.1f} s",
+    ]
+    return BuiltEngine(core, _ready(config, checkpoint, memory, runner, device, dtype, kv_dtype, summary))
+
+
+def _make_runner(
+    config: EngineConfig, checkpoint: Checkpoint, memory: MemoryPlan, dtype: DType, kv_dtype: DType
+) -> ModelRunner:
+    spec = checkpoint.spec
+    decoder = Decoder(spec, memory.groups, checkpoint, getattr(torch, dtype))
+    shape = (2, memory.num_blocks, spec.num_kv_heads, memory.block_size, spec.head_dim)
+    # torch.empty touches no page: blocks cost memory when they are first written.
+    caches = [torch.empty(shape, dtype=getattr(torch, kv_dtype)) for _ in memory.groups[0].layers]
+    max_blocks = -(-memory.max_model_len // memory.block_size)
+    return EagerRunner(decoder, caches, BlockTableRows(len(memory.groups), config.max_num_seqs, max_blocks))
+
+
+def _set_threads(config: EngineConfig) -> int:
+    threads = config.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _resolve_device(config: EngineConfig) -> str:
+    if config.device == "cuda":
+        raise ConfigError("device is 'cuda', but this version's engines run on the CPU only; use --device cpu.")
+    return "cpu"
+
+
+def _resolve_dtype(choice: DTypeChoice) -> DType:
+    """bfloat16 where the processor multiplies it; elsewhere it would be slower than float32, which is also exact."""
+    if choice != "auto":
+        return choice
+    supports = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bfloat16" if supports and _has_bf16_products() else "float32"
+
+
+def _has_bf16_products() -> bool:
+    try:
+        flags = set(open("/proc/cpuinfo").read().split("flags", 1)[1].split("\n", 1)[0].split())
+    except (OSError, IndexError):
+        return False
+    return bool(flags & {"avx512_bf16", "amx_bf16"})
+
+
+def _ready(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    memory: MemoryPlan,
+    runner: ModelRunner,
+    device: str,
+    dtype: DType,
+    kv_dtype: DType,
+    summary: list[str],
+) -> Ready:
+    spec = checkpoint.spec
+    return Ready(
+        pid=os.getpid(),
+        model=config.public_name,
+        family=spec.family,
+        runner=runner.name,
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        block_size=memory.block_size,
+        num_blocks=memory.num_blocks,
+        max_model_len=memory.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=list(spec.eos_token_ids),
+        weights_bytes=memory.weights_bytes,
+        kv_bytes=memory.kv_bytes,
+        summary=summary,
+    )
