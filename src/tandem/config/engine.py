@@ -29,22 +29,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_dtype: Annotated[DTypeChoice, Meta(description="Type of the KV cache. auto: the same as dtype.")] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024, description="CPU threads that compute. 0: every core allowed.")] = 0
 
-    max_model_len: Annotated[
-        int | None,
-        Meta(ge=1, description="Longest prompt plus answer, in tokens. Default: the model's own, if it fits."),
-    ] = None
+    max_model_len: (
+        Annotated[
+            int, Meta(ge=1, description="Longest prompt plus answer, in tokens. Default: the model's own, if it fits.")
+        ]
+        | None
+    ) = None
     block_size: Annotated[
         int, Meta(ge=1, le=256, description="Tokens in a block of KV: a power of two from 1 to 256.")
     ] = 16
     memory_utilization: Annotated[
         float, Meta(gt=0, le=1, description="Share of the memory free at start that weights and KV may take.")
     ] = 0.5
-    kv_memory_gib: Annotated[
-        float | None, Meta(gt=0, description="Memory for KV in GiB, instead of a share of what is free.")
-    ] = None
-    num_blocks: Annotated[
-        int | None, Meta(ge=2, description="Blocks in the pool, instead of a size in bytes. Meant for tests.")
-    ] = None
+    kv_memory_gib: (
+        Annotated[float, Meta(gt=0, description="Memory for KV in GiB, instead of a share of what is free.")] | None
+    ) = None
+    num_blocks: (
+        Annotated[int, Meta(ge=2, description="Blocks in the pool, instead of a size in bytes. Meant for tests.")]
+        | None
+    ) = None
     enable_prefix_caching: Annotated[bool, Meta(description="Reuse KV of prompts that begin alike.")] = True
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="Most sequences that run at once.")] = 128

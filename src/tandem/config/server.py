@@ -35,4 +35,4 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe level logged.")
     ] = "info"
-    log_format: Annotated[Literal["text", "json"], Meta(description="Lines for people or JSON for collectors")] = "text"
+    log_format: Annotated[Literal["text", "json"], Meta(description="Lines for people, or JSON.")] = "text"

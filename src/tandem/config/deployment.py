@@ -1,0 +1,78 @@
+"""tandem.toml, version 1: a gateway, its goals and its pools; and the defaults of engines and their fronts.
+
+Only the shape is here; `reading.py` says where values come from and what is wrong with them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tandem.config.engine import EngineConfig
+from tandem.config.server import ServerConfig
+from tandem.core.types import ServiceClass
+
+EngineKind = Literal["tandem", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp", "openvino", "openai"]
+Provider = Literal["process", "endpoints", "kubernetes", "ray"]
+
+
+class InteractiveGoal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What interactive requests are promised."""
+
+    ttft_s: Annotated[float, Meta(gt=0, description="Time to first token, in seconds.")] = 1.0
+    tpot_s: Annotated[float, Meta(gt=0, description="Time per output token after the first, in seconds.")] = 0.05
+
+
+class BatchGoal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What batch requests are promised."""
+
+    deadline_h: Annotated[float, Meta(gt=0, description="Time from upload to the last answer, in hours.")] = 24.0
+
+
+class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The goal of each service class."""
+
+    interactive: InteractiveGoal = InteractiveGoal()
+    batch: BatchGoal = BatchGoal()
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the gateway listens and where its state lives."""
+
+    listen: Annotated[str, Meta(description="host:port to listen on.")] = "127.0.0.1:8000"
+    database: Annotated[
+        str, Meta(description="SQLAlchemy address of the state: sqlite:///FILE on one machine, else postgresql://…")
+    ] = "sqlite:///tandem.db"
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Replicas of one model on one kind of engine."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=63, description="Unique; used in metrics and in the ledger.")]
+    model: Annotated[str, Meta(min_length=1, description="The model its replicas serve.")]
+    engine: Annotated[EngineKind, Meta(description="Kind of engine, which says how to talk to it.")] = "tandem"
+    provider: Annotated[Provider, Meta(description="Who starts and stops replicas.")] = "process"
+    endpoints: Annotated[tuple[str, ...], Meta(description="Addresses of replicas that somebody else runs.")] = ()
+    devices: Annotated[tuple[str, ...], Meta(description='What replicas may use: "cpu:0-1", "cuda:0".')] = ()
+    roles: Annotated[tuple[ServiceClass, ...], Meta(min_length=1, description="Service classes it takes.")] = (
+        "interactive",
+        "batch",
+    )
+    price_per_hour: Annotated[float, Meta(ge=0, description="What one replica costs an hour.")] = 0.0
+    max_output_tokens: Annotated[int, Meta(ge=1, description="Cap on the tokens of one answer.")] | None = None
+    engine_options: Annotated[
+        dict[str, bool | int | float | str], Meta(description="Settings of [engine] that differ in this pool.")
+    ] = {}
+
+
+class TandemConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    version: Annotated[Literal[1], Meta(description="Of the file's format.")]
+    gateway: GatewayConfig = GatewayConfig()
+    goals: Goals = Goals()
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()
+    pool: tuple[PoolConfig, ...] = ()
