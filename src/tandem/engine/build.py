@@ -61,7 +61,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, clock: Clock) -> 
         runner,
         clock,
         eos_token_ids=frozenset(spec.eos_token_ids),
-        watch_text=text_watcher(checkpoint),
+        watch_text=text_watcher(checkpoint.text),
         stats=StatsKeeper(scheduler, spec),
     )
     summary = [

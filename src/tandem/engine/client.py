@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from tandem.engine.messages import EngineStats, NewRequest, Output, Ready
@@ -25,6 +25,10 @@ class EngineClient(Protocol):
     @property
     def stats(self) -> EngineStats:
         """The newest report's."""
+        ...
+
+    def watch_steps(self, listener: Callable[[EngineStats], None]) -> None:
+        """Call `listener` with every report from now on."""
         ...
 
     def heartbeat_age_s(self) -> float:

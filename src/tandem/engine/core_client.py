@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -62,6 +62,7 @@ class CoreClient:
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._gone = asyncio.Event()
         self._draining = False
+        self._step_listener: Callable[[EngineStats], None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -121,6 +122,10 @@ class CoreClient:
     def stats(self) -> EngineStats:
         return self._stats
 
+    def watch_steps(self, listener: Callable[[EngineStats], None]) -> None:
+        """Call `listener` with every report from now on."""
+        self._step_listener = listener
+
     def heartbeat_age_s(self) -> float:
         return time.monotonic() - self._stats.time_s
 
@@ -156,6 +161,8 @@ class CoreClient:
         message = from_core_decoder.decode(payload)
         if isinstance(message, StepReport):
             self._stats = message.stats
+            if self._step_listener:
+                self._step_listener(message.stats)
             for output in message.outputs:
                 # A request that was aborted just now may still have outputs on the way.
                 if queue := self._queues.get(output.request_id):

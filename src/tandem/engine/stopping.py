@@ -17,7 +17,7 @@ class Stop(NamedTuple):
 def check_stop(request: Request, token_id: int) -> Stop | None:
     """Whether `token_id`, the newest of the request's output tokens, ends it.
 
-    A stop string is looked for even below `min_tokens` (the text must be followed), but ends nothing there.
+    The text is followed below `min_tokens` too; the watch itself passes over a stop string that comes before that.
     """
     params = request.sampling
     completed = request.stop_watch.push((token_id,)) if request.stop_watch else None
@@ -26,8 +26,8 @@ def check_stop(request: Request, token_id: int) -> Stop | None:
             return Stop("stop", None)
         if token_id in params.stop_token_ids:
             return Stop("stop", token_id)
-        if completed is not None:
-            return Stop("stop", completed)
+    if completed is not None:
+        return Stop("stop", completed)
     if request.num_output_tokens >= request.max_tokens:
         return Stop("length", None)
     return None

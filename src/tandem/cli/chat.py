@@ -1,0 +1,86 @@
+"""`tandem chat`: a conversation in the terminal, answers shown as they come."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tandem.cli.flags import add_config_flag, add_settings, collect
+from tandem.cli.models import DEFAULT_MODEL
+from tandem.cli.sampling import add_sampling_flags, sampling_from
+from tandem.config.engine import EngineConfig
+from tandem.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tandem.core.sampling_params import SamplingParams
+    from tandem.engine.llm import LLM
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+HELP = "/clear forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+
+
+def register(commands: Commands) -> None:
+    parser = commands.add_parser("chat", help="talk to a model in the terminal", allow_abbrev=False)
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"the model (default: {DEFAULT_MODEL})")
+    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    add_config_flag(parser)
+    add_sampling_flags(parser, max_tokens=512)
+    add_settings(parser, EngineConfig, "engine", skip={"model", "seed"})
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    sampling = sampling_from(args)
+    del args.seed  # The request's, not the engine's.
+    config = collect(args, EngineConfig, "engine")
+    from tandem.engine.llm import LLM
+
+    llm = LLM.from_config(config)
+    if sys.stdin.isatty():
+        print(f"{llm.info.model}, {llm.info.runner}, context {llm.info.max_model_len:,} tokens. {HELP}")
+    opening = [{"role": "system", "content": args.system}] if args.system else []
+    messages = list(opening)
+    while (line := _read_line()) is not None:
+        if line == "/quit":
+            break
+        if line == "/clear":
+            messages = list(opening)
+        elif line:
+            messages = _turn(llm, messages, line, sampling)
+    return 0
+
+
+def _read_line() -> str | None:
+    """What the user says next; None at the end of the input."""
+    try:
+        return input("\n> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+
+
+def _turn(llm: LLM, messages: list[dict[str, str]], line: str, sampling: SamplingParams) -> list[dict[str, str]]:
+    """Ask, show the answer as it comes, and return the conversation with it. A refused question is not kept."""
+    asked = [*messages, {"role": "user", "content": line}]
+    # Every turn its own random numbers, and still reproducible.
+    turn = sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + len(asked))
+    parts: list[str] = []
+    started_s = time.monotonic()
+    stream = llm.stream_chat(asked, turn)
+    try:
+        for text in stream:
+            parts.append(text)
+            print(text, end="", flush=True)
+    except InvalidRequest as error:
+        print(f"tandem: {error.message} /clear begins anew.", file=sys.stderr)
+        return messages
+    except KeyboardInterrupt:
+        stream.close()
+        print(" [stopped]", end="")
+    print()
+    if sys.stdin.isatty():
+        print(f"\033[2m{len(parts)} pieces in {time.monotonic() - started_s:.1f} s\033[0m")
+    return [*asked, {"role": "assistant", "content": "".join(parts)}]

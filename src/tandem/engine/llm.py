@@ -1,0 +1,192 @@
+"""Offline generation: the engine's core in the caller's own process, without servers.
+
+from tandem import LLM, SamplingParams
+outputs = LLM("smollm2-135m").generate(["The capital of France is"], SamplingParams(max_tokens=8))
+print(outputs[0].outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tandem.config.engine import EngineConfig
+from tandem.core.clock import SystemClock
+from tandem.core.errors import ConfigError, InvalidRequest
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.build import build_engine
+from tandem.engine.front.checks import check_sampling_ids, check_token_ids, fit_to_context
+from tandem.engine.loading.opening import open_checkpoint
+from tandem.engine.loading.progress import ConsoleProgress
+from tandem.engine.loading.sources import resolve
+from tandem.engine.messages import EngineStats, NewRequest, Output, Ready
+from tandem.engine.outputs import CompletionOutput, RequestOutput
+from tandem.engine.text.chat_template import ChatTemplate, render_and_encode
+from tandem.engine.text.text_stream import TextStream
+from tandem.engine.text.tokenizer import load_tokenizer
+
+Prompt = str | list[int]
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model, loaded. `options` are the fields of `EngineConfig`: `LLM("…", block_size=32, dtype="float32")`.
+
+    Raises `ModelError` for a model that can't be served, `ConfigError` and `MemoryTooSmall` for settings that can't be.
+    """
+
+    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        try:
+            config = msgspec.convert({"model": model, **options}, EngineConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(str(error)) from error
+        self._load(config)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        """The same from a whole configuration."""
+        llm = cls.__new__(cls)
+        llm._load(config)
+        return llm
+
+    def _load(self, config: EngineConfig) -> None:
+        checkpoint = open_checkpoint(resolve(config.model, progress=ConsoleProgress()))
+        self.tokenizer = load_tokenizer(checkpoint.text)
+        self._template = ChatTemplate.of(self.tokenizer)
+        built = build_engine(config, checkpoint, SystemClock())
+        self.info: Ready = built.ready
+        self._core = built.core
+        self._clock = SystemClock()
+        self._num_requests = 0
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's gauges and counters."""
+        return self._core.stats()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers in the order of the prompts, each a text or a list of token ids, run together as memory allows.
+
+        One set of parameters for all, or one for each prompt. `use_tqdm`: show a progress bar (vLLM's name for it).
+        Raises `InvalidRequest` before anything runs.
+        """
+        listed: list[Prompt] = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
+        params = _params_for_each(sampling_params, len(listed))
+        requests = [self._request(prompt, sampling) for prompt, sampling in zip(listed, params, strict=True)]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        return self._run(requests, texts, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """The same for conversations: lists of `{"role": …, "content": …}`, put in the model's own chat template."""
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: list[Any] = [messages] if one else list(messages)
+        prompts: list[Prompt] = [self._render(conversation) for conversation in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream_chat(self, messages: Conversation, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """One answer, as text that grows. Closing the iterator stops the generation."""
+        request = self._request(self._render(messages), sampling_params or SamplingParams())
+        self._core.add(request)
+        stream = self._text_stream(request.sampling)
+        try:
+            for output in self._outputs():
+                yield stream.push(output.token_ids).text
+                if output.finish_reason:
+                    yield stream.finish()
+        finally:
+            self._core.abort(request.request_id)
+
+    def _render(self, messages: Conversation) -> list[int]:
+        return render_and_encode(self.tokenizer, self._template, list(messages))
+
+    def _request(self, prompt: Prompt, sampling: SamplingParams) -> NewRequest:
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        check_token_ids(token_ids, self.info.vocab_size, "prompts")
+        check_sampling_ids(sampling, self.info.vocab_size)
+        sampling = fit_to_context(
+            sampling, len(token_ids), self.info.max_model_len, param="prompts", is_limit_given=False
+        )
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(62))
+        self._num_requests += 1
+        return NewRequest(
+            request_id=str(self._num_requests - 1),
+            prompt_token_ids=list(token_ids),
+            sampling=sampling,
+            arrival_s=self._clock.now(),
+        )
+
+    def _run(self, requests: list[NewRequest], texts: list[str | None], show: bool) -> list[RequestOutput]:
+        results = {
+            request.request_id: RequestOutput(
+                request.request_id,
+                text,
+                request.prompt_token_ids,
+                [CompletionOutput(index) for index in range(request.sampling.n)],
+            )
+            for request, text in zip(requests, texts, strict=True)
+        }
+        streams = {
+            (r.request_id, index): self._text_stream(r.sampling) for r in requests for index in range(r.sampling.n)
+        }
+        for request in requests:
+            self._core.add(request)
+        columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, transient=True, disable=not show) as progress:
+            task = progress.add_task("", total=len(streams))
+            try:
+                for output in self._outputs():
+                    _add(results[output.request_id], output, streams[output.request_id, output.index])
+                    progress.advance(task, output.finish_reason is not None)
+            finally:
+                # Interrupted in the middle: leave nothing behind for the next call to find.
+                for request in requests:
+                    self._core.abort(request.request_id)
+        return list(results.values())
+
+    def _outputs(self) -> Iterator[Output]:
+        while self._core.has_work:
+            yield from self._core.step()
+
+    def _text_stream(self, sampling: SamplingParams) -> TextStream:
+        return TextStream.of(self.tokenizer.token_bytes, sampling)
+
+
+def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+
+
+def _params_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidRequest(f"{len(params)} sampling parameters were given for {count} prompts; give one, or as many.")
+    return params
+
+
+def _add(result: RequestOutput, output: Output, stream: TextStream) -> None:
+    answer = result.outputs[output.index]
+    answer.token_ids += output.token_ids
+    answer.text += stream.push(output.token_ids).text
+    if output.logprobs is not None:
+        answer.logprobs = [*(answer.logprobs or []), *output.logprobs]
+    if output.prompt_logprobs is not None:
+        result.prompt_logprobs = output.prompt_logprobs
+    if output.finish_reason:
+        answer.text += stream.finish()
+        answer.finish_reason, answer.stop_reason, answer.usage = output.finish_reason, output.stop_reason, output.usage
