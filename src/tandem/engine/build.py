@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -107,7 +108,7 @@ def _resolve_dtype(choice: DTypeChoice) -> DType:
 
 def _has_bf16_products() -> bool:
     try:
-        flags = set(open("/proc/cpuinfo").read().split("flags", 1)[1].split("\n", 1)[0].split())
+        flags = set(Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split())
     except (OSError, IndexError):
         return False
     return bool(flags & {"avx512_bf16", "amx_bf16"})

@@ -73,7 +73,8 @@ class CoreClient:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            self._process = subprocess.Popen(
+            # Starting a process takes about a millisecond, once, and before there is anything to serve.
+            self._process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-m", "tandem.engine.core_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

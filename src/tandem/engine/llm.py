@@ -8,7 +8,7 @@ print(outputs[0].outputs[0].text)
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,7 +98,7 @@ class LLM:
         prompts: list[Prompt] = [self._render(conversation) for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
-    def stream_chat(self, messages: Conversation, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+    def stream_chat(self, messages: Conversation, sampling_params: SamplingParams | None = None) -> Generator[str, None, None]:
         """One answer, as text that grows. Closing the iterator stops the generation."""
         request = self._request(self._render(messages), sampling_params or SamplingParams())
         self._core.add(request)
