@@ -163,7 +163,7 @@ def test_the_prefix_cache_serves_equal_beginnings_and_counts_each_request_once()
 def test_salts_keep_prefixes_apart() -> None:
     """Bug case pc-04, the engine's part."""
     harness = Harness()
-    cached = []
+    cached: list[int] = []
     for index, salt in enumerate(["alpha", None, "beta", "alpha"]):
         harness.add(new(f"r{index}", prompt(17), 1, salt=salt))
         harness.step()
