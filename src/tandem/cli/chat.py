@@ -24,7 +24,9 @@ HELP = "/clear forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops an a
 
 
 def register(commands: Commands) -> None:
-    parser = commands.add_parser("chat", help="talk to a model in the terminal", allow_abbrev=False)
+    parser = commands.add_parser(
+        "chat", help="talk to a model in the terminal", usage="tandem chat [MODEL] [options]", allow_abbrev=False
+    )
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"the model (default: {DEFAULT_MODEL})")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     add_config_flag(parser)

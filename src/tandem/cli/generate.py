@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def register(commands: Commands) -> None:
-    parser = commands.add_parser("generate", help="continue prompts, offline", allow_abbrev=False)
+    parser = commands.add_parser(
+        "generate", help="continue prompts, offline", usage="tandem generate [PROMPT …] [options]", allow_abbrev=False
+    )
     parser.add_argument(
         "prompts", nargs="*", metavar="PROMPT", help="texts to continue; none: one from each input line"
     )

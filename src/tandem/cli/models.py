@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -36,15 +33,23 @@ def _list(args: argparse.Namespace) -> int:
     from tandem.engine.loading.sources import list_models
 
     cached = list_models()
-    rows = [(m.name, m.size_bytes, "cached", m.license, str(m.path)) for m in cached]
-    have = {m.name for m in cached}
-    rows += [(e.name, e.size_bytes, "can be pulled", e.license, "") for e in CATALOG.values() if e.name not in have]
-    table = Table(box=None, pad_edge=False)
-    for column in ("NAME", "SIZE", "STATE", "LICENCE", "PATH"):
-        table.add_column(column, justify="right" if column == "SIZE" else "left", no_wrap=True)
-    for name, size_bytes, state, licence, path in sorted(rows):
-        table.add_row(name, f"{size_bytes / 1e6:.0f} MB", state, licence, path)
-    # A pipe has no width: print whole lines there.
-    console = Console()
-    console.print(table, soft_wrap=not console.is_terminal, width=None if console.is_terminal else 500)
+    have = {model.name for model in cached}
+    rows = [(m.name, _megabytes(m.size_bytes), m.license or "-", str(m.path)) for m in cached]
+    rows += [
+        (e.name, _megabytes(e.size_bytes), e.license, f"not here yet: tandem pull {e.name}")
+        for e in CATALOG.values()
+        if e.name not in have
+    ]
+    _print_columns([("NAME", "SIZE", "LICENCE", "PATH"), *sorted(rows)])
     return 0
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.0f} MB"
+
+
+def _print_columns(rows: list[tuple[str, ...]]) -> None:
+    """Whole lines, whatever the terminal's width: they are meant to be piped, too."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for row in rows:
+        print("  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + [row[-1]]))

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def register(commands: Commands) -> None:
-    parser = commands.add_parser("serve", help="serve a model over the OpenAI API", allow_abbrev=False)
+    parser = commands.add_parser(
+        "serve", help="serve a model over the OpenAI API", usage="tandem serve [MODEL] [options]", allow_abbrev=False
+    )
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"the model (default: {DEFAULT_MODEL})")
     add_config_flag(parser)
     add_settings(parser, ServerConfig, "server", skip=set())

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tandem.config.engine import EngineConfig
@@ -26,7 +27,8 @@ from tandem.engine.loading.progress import ConsoleProgress
 from tandem.engine.loading.sources import resolve
 from tandem.engine.messages import EngineStats, NewRequest, Output, Ready
 from tandem.engine.outputs import CompletionOutput, RequestOutput
-from tandem.engine.text.chat_template import ChatTemplate, render_and_encode
+from tandem.engine.text.chat_prompt import render_and_encode
+from tandem.engine.text.chat_template import ChatTemplate
 from tandem.engine.text.text_stream import TextStream
 from tandem.engine.text.tokenizer import load_tokenizer
 
@@ -57,7 +59,8 @@ class LLM:
     def _load(self, config: EngineConfig) -> None:
         checkpoint = open_checkpoint(resolve(config.model, progress=ConsoleProgress()))
         self.tokenizer = load_tokenizer(checkpoint.text)
-        self._template = ChatTemplate.of(self.tokenizer)
+        source = self.tokenizer.chat_template
+        self._template = ChatTemplate(source, self.tokenizer.special_tokens) if source else None
         built = build_engine(config, checkpoint, SystemClock())
         self.info: Ready = built.ready
         self._core = built.core
@@ -98,7 +101,9 @@ class LLM:
         prompts: list[Prompt] = [self._render(conversation) for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
-    def stream_chat(self, messages: Conversation, sampling_params: SamplingParams | None = None) -> Generator[str, None, None]:
+    def stream_chat(
+        self, messages: Conversation, sampling_params: SamplingParams | None = None
+    ) -> Generator[str, None, None]:
         """One answer, as text that grows. Closing the iterator stops the generation."""
         request = self._request(self._render(messages), sampling_params or SamplingParams())
         self._core.add(request)
@@ -147,7 +152,8 @@ class LLM:
         for request in requests:
             self._core.add(request)
         columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, transient=True, disable=not show) as progress:
+        # To standard error, and gone when done: standard output is for the texts.
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show) as progress:
             task = progress.add_task("", total=len(streams))
             try:
                 for output in self._outputs():
