@@ -116,6 +116,10 @@ class LLM:
         finally:
             self._core.abort(request.request_id)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget what the prefix cache holds for nobody."""
+        self._core.scheduler.kv.pool.clear_cache()
+
     def _render(self, messages: Conversation) -> list[int]:
         return render_and_encode(self.tokenizer, self._template, list(messages))
 
