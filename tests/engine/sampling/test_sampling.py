@@ -94,7 +94,7 @@ def test_neighbours_do_not_touch_each_other() -> None:
 
 
 def frequencies(params: SamplingParams, logits: torch.Tensor, draws: int = 4000) -> dict[int, float]:
-    counts = Counter(draw(logits, params, uniform(7, 0, position)) for position in range(draws))
+    counts = Counter(draw(logits.numpy(), params, uniform(7, 0, position)) for position in range(draws))
     return {token: count / draws for token, count in counts.items()}
 
 
@@ -133,7 +133,7 @@ def test_a_flat_distribution_needs_more_than_the_first_try(params: dict[str, Any
     keep = (probabilities[:limit] >= params.get("min_p", 0.0) * probabilities[0]).sum()
     kept = probabilities[:keep] / probabilities[:keep].sum()
     size = int(((kept.cumsum(-1) - kept) < params.get("top_p", 1.0)).sum())
-    largest = draw(logits, SamplingParams(temperature=1.0, **params), 1.0 - 1e-12)
+    largest = draw(logits.numpy(), SamplingParams(temperature=1.0, **params), 1.0 - 1e-12)
     assert largest == int(ranked[size - 1])
 
 

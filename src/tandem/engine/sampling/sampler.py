@@ -58,7 +58,7 @@ def _choose(logits: Tensor, row: Row) -> int:
         return int(scores.argmax())
     seed = request.sampling.seed
     assert seed is not None, "the front draws a seed for every request"
-    return draw(scores, request.sampling, uniform(seed, row.answer, request.num_output_tokens))
+    return draw(scores.cpu().numpy(), request.sampling, uniform(seed, row.answer, request.num_output_tokens))
 
 
 def _report(logits: Tensor, row: Row, token_id: int) -> TokenLogprobs | None:
