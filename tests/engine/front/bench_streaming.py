@@ -1,4 +1,4 @@
-"""Front CPU time by streamed chunk. Run it: `python -m tests.engine.front.bench_streaming`. Not a test; it asserts nothing.
+"""Front CPU time by streamed chunk: `python -m tests.engine.front.bench_streaming`. Not a test; it asserts nothing.
 
 The server runs in a process of its own, with an engine that sends one token to each of the streams every step, through
 the same kind of queue as the real client. What is reported is that process's CPU time, the engine's stand-in included,
@@ -77,15 +77,21 @@ async def read_stream(port: int) -> int:
     return num_chunks
 
 
-async def measure() -> None:
+async def read_streams(port: int) -> int:
+    return sum(await asyncio.gather(*(read_stream(port) for _ in range(NUM_STREAMS))))
+
+
+def measure() -> None:
     command = [sys.executable, "-m", "tests.engine.front.bench_streaming", "serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        port = int(server.stdout.readline())
-        counts = await asyncio.gather(*(read_stream(port) for _ in range(NUM_STREAMS)))
-        print(f"{sum(counts)} chunks over {NUM_STREAMS} streams:", server.stdout.readline().strip())
+        num_chunks = uvloop.run(read_streams(int(server.stdout.readline())))
+        print(f"{num_chunks} chunks over {NUM_STREAMS} streams:", server.stdout.readline().strip())
         server.kill()
 
 
 if __name__ == "__main__":
-    uvloop.run(serve_for_ever() if sys.argv[1:] == ["serve"] else measure())
+    if sys.argv[1:] == ["serve"]:
+        uvloop.run(serve_for_ever())
+    else:
+        measure()

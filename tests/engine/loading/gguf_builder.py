@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class GGUFBuilder:
         self.keys.append(string(name) + struct.pack("<I", kind) + raw)
         return self
 
-    def array(self, name: str, kind: int, values: list[float] | list[str], count: int | None = None) -> GGUFBuilder:
+    def array(self, name: str, kind: int, values: Sequence[float | str], count: int | None = None) -> GGUFBuilder:
         raw = b"".join(string(value) if isinstance(value, str) else number(kind, value) for value in values)
         head = struct.pack("<IIQ", ARRAY, kind, len(values) if count is None else count)
         self.keys.append(string(name) + head + raw)

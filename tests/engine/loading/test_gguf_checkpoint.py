@@ -27,7 +27,10 @@ def tensors(checkpoint: FolderCheckpoint | GGUFCheckpoint) -> dict[str, torch.Te
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma3"])
 def test_equal_to_the_folder_it_was_converted_from(tmp_path: Path, family: Family, tie: bool) -> None:
-    settings = {"mistral": {"sliding_window": None}, "gemma3": {"sliding_window": 16, "query_pre_attn_scalar": 8}}
+    settings: dict[str, dict[str, Any]] = {
+        "mistral": {"sliding_window": None},
+        "gemma3": {"sliding_window": 16, "query_pre_attn_scalar": 8},
+    }
     model = save_folder(tmp_path, family, tie_word_embeddings=tie, **settings.get(family, {}))
     folder = FolderCheckpoint(tmp_path)
     file = GGUFCheckpoint(save_gguf(tmp_path / "x.gguf", family, model))

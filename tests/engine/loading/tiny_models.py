@@ -59,13 +59,13 @@ def save_gguf(path: Path, family: Family, model: Any, quantize: dict[str, str] |
 
     `quantize`: ending of a GGUF tensor name → type; float32 for the rest.
     """
-    architecture = "llama" if family == "mistral" else family
+    architecture: Family = "llama" if family == "mistral" else family
     writer = gguf.GGUFWriter(path, architecture)
     _add_settings(writer, architecture, model.config)
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        stored = gguf_name(name, architecture)  # type: ignore[arg-type]
+        stored = gguf_name(name, architecture)
         weights = _converted(name, parameter.float().numpy(), architecture, model.config)
         _add_tensor(writer, stored, weights, quantize or {})
     writer.write_header_to_file()

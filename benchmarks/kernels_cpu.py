@@ -1,0 +1,247 @@
+"""How near the native CPU decoder comes to the machine's floors, on SmolLM2-135M's shape with random weights.
+
+    python benchmarks/kernels_cpu.py [--threads 2] [--weights bfloat16] [--kv bfloat16] [--variant avx512_bf16]
+
+Floors: weights and KV over the read bandwidth at that size; products over the peak of the dot instruction. Each is measured here,
+beside the figure it is for; figures are medians and best of several runs. Run it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tandem.engine.kernels.cpu.build import find_compiler
+from tandem.engine.kernels.cpu.decoder import CpuDecoder
+from tandem.engine.kernels.cpu.native import load_kernels
+from tandem.engine.models.spec import ModelSpec
+
+SMOLLM2 = ModelSpec(
+    family="llama",
+    num_layers=30,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+    max_position=8192,
+    rms_norm_eps=1e-5,
+    rope_theta=100000.0,
+    tie_embeddings=True,
+)
+
+FLOORS = r"""
+#include <immintrin.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec * 1e-9; }
+struct part { const char* from; size_t bytes; int repeats; long long sum; };
+typedef long long v8 __attribute__((vector_size(64)));
+static void* read_part(void* p) {
+  struct part* a = p; v8 s[4] = {{0}};
+  for (int r = 0; r < a->repeats; ++r)
+    for (size_t i = 0; i + 256 <= a->bytes; i += 256)
+      for (int j = 0; j < 4; ++j) s[j] += *(const v8*)(a->from + i + 64 * j);
+  a->sum = (s[0] + s[1] + s[2] + s[3])[0];
+  return 0;
+}
+double read_gb_s(size_t bytes, int threads) {
+  char* m = mmap(0, bytes + (4 << 20), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  char* b = (char*)(((size_t)m + (2 << 20) - 1) & ~(size_t)((2 << 20) - 1));
+  madvise(b, bytes, MADV_HUGEPAGE);
+  for (size_t i = 0; i < bytes; i += 64) b[i] = i;
+  double best = 0;
+  for (int try = 0; try < 5; ++try) {
+    struct part parts[threads]; pthread_t ids[threads];
+    double t = now();
+    for (int i = 0; i < threads; ++i) {
+      parts[i] = (struct part){b + bytes / threads / 512 * 512 * i, bytes / threads / 512 * 512, 4, 0};
+      pthread_create(&ids[i], 0, read_part, &parts[i]);
+    }
+    for (int i = 0; i < threads; ++i) pthread_join(ids[i], 0);
+    t = 4.0 * bytes / (now() - t) / 1e9;
+    if (t > best) best = t;
+  }
+  munmap(m, bytes + (4 << 20));
+  return best;
+}
+#if defined(__AVX512BF16__)
+#define OP "vdpbf16ps"
+#define FLOPS 64
+#elif defined(__AVX512F__)
+#define OP "vfmadd231ps"
+#define FLOPS 32
+#endif
+#ifdef OP
+#define ONE(i) OP " %%zmm30,%%zmm31,%%zmm" #i "\n"
+static void* multiply(void* p) {
+  (void)p; long n = 4000000;
+  asm volatile("vpxorq %%zmm30,%%zmm30,%%zmm30\nvpxorq %%zmm31,%%zmm31,%%zmm31\n1:\n" ONE(0) ONE(1) ONE(2) ONE(3) ONE(4) ONE(5) ONE(6)
+    ONE(7) ONE(8) ONE(9) ONE(10) ONE(11) ONE(12) ONE(13) ONE(14) ONE(15) ONE(16) ONE(17) ONE(18) ONE(19) "dec %0\njnz 1b\n"
+    : "+r"(n) : : "cc", "memory");
+  return 0;
+}
+double peak_tflops(int threads) {
+  double best = 0;
+  for (int try = 0; try < 5; ++try) {
+    pthread_t ids[threads]; double t = now();
+    for (int i = 0; i < threads; ++i) pthread_create(&ids[i], 0, multiply, 0);
+    for (int i = 0; i < threads; ++i) pthread_join(ids[i], 0);
+    t = threads * 4e6 * 20 * FLOPS / (now() - t) / 1e12;
+    if (t > best) best = t;
+  }
+  return best;
+}
+#else
+double peak_tflops(int threads) { (void)threads; return 0; }
+#endif
+"""
+
+
+class Floors:
+    """Reads and multiplies as fast as the machine can; compiled with -march=native, for measuring only."""
+
+    def __init__(self, threads: int) -> None:
+        compiler = find_compiler()
+        assert compiler is not None, "no compiler"
+        with tempfile.TemporaryDirectory() as work:
+            source, library = Path(work) / "floors.c", Path(work) / "floors.so"
+            source.write_text(FLOORS)
+            command = [*compiler.command, "-x", "c", "-std=gnu11", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
+            subprocess.run([*command, str(source), "-o", str(library)], check=True)
+            self._library = ctypes.CDLL(str(library))
+        self._library.read_gb_s.restype = self._library.peak_tflops.restype = ctypes.c_double
+        self._threads = threads
+        self.peak_tflops: float = self._library.peak_tflops(threads)
+
+    def read_gb_s(self, size_bytes: int) -> float:
+        result: float = self._library.read_gb_s(ctypes.c_size_t(max(size_bytes, 1 << 20)), self._threads)
+        return result
+
+
+class Batch(NamedTuple):
+    name: str
+    sequences: int
+    queries: int
+    context: int
+    """Including this step's queries."""
+
+
+BATCHES = (
+    Batch("single stream", 1, 1, 192),
+    Batch("single stream, long", 1, 1, 4096),
+    Batch("decode 16", 16, 1, 400),
+    Batch("decode 64", 64, 1, 400),
+    Batch("prefill 128", 1, 128, 128),
+    Batch("prefill 512", 1, 512, 512),
+    Batch("prefill 1024", 1, 1024, 1024),
+)
+
+
+def random_weights(name: str, dtype: torch.dtype) -> torch.Tensor:
+    s = SMOLLM2
+    heads, kv = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
+    rows = {"embed_tokens": s.vocab_size, "q_proj": heads, "k_proj": kv, "v_proj": kv, "gate_proj": s.intermediate_size}
+    rows |= {"up_proj": s.intermediate_size, "o_proj": s.hidden_size, "down_proj": s.hidden_size}
+    kind = name.split(".")[-2]
+    if "norm" in kind:
+        return torch.ones(s.hidden_size)
+    columns = {"o_proj": heads, "down_proj": s.intermediate_size}.get(kind, s.hidden_size)
+    return torch.randn(rows[kind], columns, dtype=torch.float32).mul_(0.04).to(dtype)
+
+
+def step_of(decoder: CpuDecoder, batch: Batch) -> Callable[[], None]:
+    size, blocks = decoder.block_size, -(-batch.context // decoder.block_size)
+    table = torch.randperm(decoder.num_blocks, dtype=torch.int32)[: batch.sequences * blocks].reshape(batch.sequences, blocks)
+    positions = torch.arange(batch.context - batch.queries, batch.context, dtype=torch.int32).repeat(batch.sequences)
+    slots = (table[:, positions[: batch.queries].long() // size] * size + positions[: batch.queries] % size).reshape(-1).contiguous()
+    starts = torch.arange(0, batch.sequences * batch.queries + 1, batch.queries, dtype=torch.int32)
+    contexts = torch.full((batch.sequences,), batch.context, dtype=torch.int32)
+    ids = torch.randint(0, SMOLLM2.vocab_size, positions.shape, dtype=torch.int32)
+    rows, out = starts[1:] - 1, torch.empty(batch.sequences, dtype=torch.int32)
+    return lambda: decoder.step(ids, positions, starts, contexts, [table], [slots], rows, argmax_out=out)
+
+
+def work_of(batch: Batch, weight_bytes: int, element_bytes: int) -> tuple[int, float, float]:
+    """Bytes of weights and KV that a step must read, and its operations: products, attention."""
+    s = SMOLLM2
+    tokens = batch.sequences * batch.queries
+    kv = batch.sequences * batch.context * s.kv_bytes_per_token(element_bytes)
+    head = s.vocab_size * s.hidden_size
+    products = 2.0 * ((s.num_parameters - head) * tokens + head * batch.sequences)
+    mean_context = batch.context - (batch.queries - 1) / 2
+    attention = 4.0 * s.num_layers * s.num_heads * s.head_dim * tokens * mean_context
+    return weight_bytes + kv, products, attention
+
+
+def measure(step: Callable[[], None], seconds: float) -> list[float]:
+    step()
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(times) < 5:
+        started = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--weights", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--kv", choices=("bfloat16", "float32", "int8"), default="bfloat16")
+    parser.add_argument("--variant", default=None)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
+    parser.add_argument("--only", default="", help="batches whose name contains this")
+    options = parser.parse_args()
+    kernels, reason = load_kernels()
+    print(reason)
+    if kernels is None:
+        return
+    tensors: dict[str, torch.Tensor] = {}
+    dtype = getattr(torch, options.weights)
+
+    def read(name: str, dtype: torch.dtype) -> torch.Tensor:
+        if name not in tensors:
+            tensors[name] = random_weights(name, dtype)
+        return tensors[name]
+
+    settings = {"weight_dtype": options.weights, "kv_dtype": options.kv, "threads": options.threads, "variant": options.variant}
+    CpuDecoder(SMOLLM2, read, kernels=kernels, num_blocks=8, max_tokens=8, **settings).close()  # so that reading isn't in the figure
+    started = time.perf_counter()
+    decoder = CpuDecoder(SMOLLM2, read, kernels=kernels, num_blocks=2048, max_tokens=1024, **settings)
+    print(f"{decoder.variant}, {options.threads} threads; packed {decoder.weight_bytes / 1e6:.0f} MB in {time.perf_counter() - started:.2f} s")
+    floors = Floors(options.threads)
+    gb_s = floors.read_gb_s(decoder.weight_bytes)
+    print(f"floors: {gb_s:.1f} GB/s at the size of the weights, {floors.peak_tflops:.2f} TFLOP/s in registers\n")
+    print(f"{'':22}{'median ms':>10}{'best ms':>9}{'tokens/s':>10}{'bytes ms':>10}{'flops ms':>10}{'of the floor':>14}")
+    element_bytes = {"bfloat16": 2, "float32": 4, "int8": 1}[options.kv]
+    for batch in BATCHES:
+        if options.only not in batch.name:
+            continue
+        times = measure(step_of(decoder, batch), options.seconds)
+        median = statistics.median(times)
+        size, products, attention = work_of(batch, SMOLLM2.num_parameters * dtype.itemsize, element_bytes)
+        by_bytes = size / gb_s / 1e9
+        by_flops = (products + attention) / floors.peak_tflops / 1e12 if floors.peak_tflops else 0.0
+        rate = batch.sequences * batch.queries / median
+        floor = max(by_bytes, by_flops)
+        print(
+            f"{batch.name:22}{median * 1e3:10.2f}{min(times) * 1e3:9.2f}{rate:10.0f}"
+            f"{by_bytes * 1e3:10.2f}{by_flops * 1e3:10.2f}{floor / median:13.0%} ({floor / min(times):.0%})"
+        )
+
+
+if __name__ == "__main__":
+    main()

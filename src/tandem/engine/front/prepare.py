@@ -1,0 +1,185 @@
+"""From an HTTP request to accepted generations. Whatever can be refused is refused here, cheapest check first:
+
+whether we take requests → JSON and fields → model name → ranges → vocabulary → room for requests → [tokenise, in a
+thread] → prompt ids and length → room for tokens. Nothing has reached the engine when one of these raises.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+from aiohttp import web
+
+from tandem.core.errors import RequestTooLarge
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.types import ServiceClass
+from tandem.engine.front.admission import Ticket
+from tandem.engine.front.checks import check_sampling_ids, check_token_ids, fit_to_context
+from tandem.engine.front.front import Front
+from tandem.engine.front.generation import Generation
+from tandem.engine.messages import NewRequest, Ready
+from tandem.protocol.chat import ChatCompletionRequest
+from tandem.protocol.completions import CompletionRequest, Prompt
+from tandem.protocol.decoding import decode_chat, decode_completion
+from tandem.protocol.generation import GenerationRequest
+from tandem.protocol.headers import read_engine_headers
+from tandem.protocol.sampling import to_sampling_params
+from tandem.protocol.service_tier import class_of_tier, tier_used
+
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt's tokens, and its text where the answer is to repeat it."""
+
+    token_ids: list[int]
+    echo: str = ""
+
+
+@dataclass(slots=True)
+class Accepted:
+    """A request whose generations may run. `close` gives its places back, however it ended."""
+
+    answer_id: str
+    sampling: SamplingParams
+    service_class: ServiceClass
+    service_tier: str
+    generations: list[Generation]
+    tickets: list[Ticket]
+
+    def close(self) -> None:
+        for ticket in self.tickets:
+            ticket.close()
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The whole body, or `RequestTooLarge`; a length announced beyond the limit is not even read."""
+    limit = request.client_max_size
+    announced = request.content_length
+    try:
+        if announced is None or announced <= limit:
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        pass
+    raise RequestTooLarge(f"The body is larger than {limit} bytes, the most this server reads.")
+
+
+async def prepare_chat(front: Front, request: web.Request) -> tuple[ChatCompletionRequest, Accepted]:
+    """Raises a `TandemError` with the status to answer."""
+    with front.counting_refusals():
+        arrival_s = front.clock.now()
+        info = front.ready()
+        chat = decode_chat(await read_body(request), strict_fields=front.config.strict_fields)
+        sampling = _check(front, info, chat)
+
+        def encode() -> list[EncodedPrompt]:
+            return [EncodedPrompt(front.text.render_chat(chat), _chat_echo(chat))]
+
+        limit_given = chat.max_tokens is not None or chat.max_completion_tokens is not None
+        draft = _Draft(front, info, request.headers, arrival_s, sampling, "messages", limit_given)
+        return chat, await draft.accept(chat, "chatcmpl-", 1, encode)
+
+
+async def prepare_completion(front: Front, request: web.Request) -> tuple[CompletionRequest, Accepted]:
+    """Raises a `TandemError` with the status to answer."""
+    with front.counting_refusals():
+        arrival_s = front.clock.now()
+        info = front.ready()
+        completion = decode_completion(await read_body(request), strict_fields=front.config.strict_fields)
+        sampling = _check(front, info, completion)
+        prompts = completion.prompts()
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                check_token_ids(prompt, info.vocab_size, "prompt")
+
+        def encode() -> list[EncodedPrompt]:
+            return [_encode_prompt(front, completion, prompt) for prompt in prompts]
+
+        limit_given = completion.max_tokens is not None
+        draft = _Draft(front, info, request.headers, arrival_s, sampling, "prompt", limit_given)
+        return completion, await draft.accept(completion, "cmpl-", len(prompts), encode)
+
+
+def _check(front: Front, info: Ready, request: GenerationRequest) -> SamplingParams:
+    front.warn_unknown_fields(request.unknown_fields)
+    front.check_model(request.model)
+    sampling = to_sampling_params(request)
+    check_sampling_ids(sampling, info.vocab_size)
+    return sampling
+
+
+def _chat_echo(chat: ChatCompletionRequest) -> str:
+    """vLLM's rule: only an assistant's last message is repeated, for the answer goes on where it ends."""
+    last = chat.messages[-1]
+    return (last.text() or "") if chat.echo and last.role == "assistant" else ""
+
+
+def _encode_prompt(front: Front, request: CompletionRequest, prompt: Prompt) -> EncodedPrompt:
+    """Control tokens spelled out in a raw prompt act as such: whoever writes raw prompts writes them on purpose."""
+    if isinstance(prompt, str):
+        with_special = request.add_special_tokens is not False
+        ids = front.text.encode(prompt, add_special_tokens=with_special, parse_special=True)
+        return EncodedPrompt(ids, prompt if request.echo else "")
+    if not request.echo:
+        return EncodedPrompt(prompt)
+    return EncodedPrompt(
+        prompt, front.text.decode(prompt, skip_special_tokens=request.skip_special_tokens is not False)
+    )
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What is known of a request before it is tokenised."""
+
+    front: Front
+    info: Ready
+    headers: Mapping[str, str]
+    arrival_s: float
+    sampling: SamplingParams
+    param: str
+    """The field that holds the prompt."""
+    is_limit_given: bool
+
+    async def accept(
+        self, request: GenerationRequest, prefix: str, num_prompts: int, encode: Callable[[], list[EncodedPrompt]]
+    ) -> Accepted:
+        """Take places, tokenise, and make the generations; the places are given back if anything raises."""
+        front = self.front
+        decided = read_engine_headers(self.headers)
+        service_class = decided.service_class or class_of_tier(request.service_tier)
+        tier = tier_used(request.service_tier, service_class)
+        answer_id = prefix + secrets.token_hex(16)
+        tickets = front.admission.admit(num_prompts, self.sampling.n, self.info.max_num_seqs, front.client.stats)
+        accepted = Accepted(answer_id, self.sampling, service_class, tier, [], tickets)
+        with ExitStack() as on_failure:
+            on_failure.callback(accepted.close)
+            prompts = await front.in_thread(encode)
+            fitted = [self._fit(prompt) for prompt in prompts]
+            front.admission.charge_tokens(tickets, [len(prompt.token_ids) for prompt in prompts], front.client.stats)
+            for number, (prompt, sampling, ticket) in enumerate(zip(prompts, fitted, tickets, strict=True)):
+                new = NewRequest(
+                    request_id=answer_id if num_prompts == 1 else f"{answer_id}-{number}",
+                    prompt_token_ids=prompt.token_ids,
+                    sampling=sampling,
+                    priority=request.priority or 0 if decided.priority is None else decided.priority,
+                    service_class=service_class,
+                    cache_salt=decided.cache_salt or request.cache_salt,
+                    arrival_s=self.arrival_s,
+                )
+                accepted.generations.append(Generation(front, new, ticket, number * sampling.n, prompt.echo))
+            on_failure.pop_all()
+        return accepted
+
+    def _fit(self, prompt: EncodedPrompt) -> SamplingParams:
+        sampling = fit_to_context(
+            self.sampling,
+            len(prompt.token_ids),
+            self.info.max_model_len,
+            param=self.param,
+            is_limit_given=self.is_limit_given,
+        )
+        return sampling if sampling.seed is not None else replace(sampling, seed=self.front.draw_seed())

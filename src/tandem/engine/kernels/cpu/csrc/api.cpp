@@ -1,0 +1,170 @@
+// The C functions that decoder.py binds. No exception and no C++ type crosses them.
+#include <cstring>
+#include <initializer_list>
+#include <new>
+
+#include "decoder.h"
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#define TANDEM_API extern "C" __attribute__((visibility("default")))
+
+namespace tandem {
+namespace {
+
+// Around a thread's part of a step: tiles configured, denormals flushed (they cost a hundred cycles each and mean nothing here).
+class Entered {
+ public:
+  explicit Entered(const Variant& v) : variant_(v) {
+#if defined(__x86_64__)
+    saved_ = _mm_getcsr();
+    _mm_setcsr(saved_ | 0x8040);
+#endif
+    variant_.enter();
+  }
+  ~Entered() {
+    variant_.leave();
+#if defined(__x86_64__)
+    _mm_setcsr(saved_);
+#endif
+  }
+
+ private:
+  const Variant& variant_;
+  unsigned saved_ = 0;
+};
+
+struct Job {
+  Decoder* decoder;
+  const StepArgs* args;
+  int layer;
+  float* out;
+};
+
+void step_on_thread(void* p, int thread) {
+  const Job& job = *static_cast<Job*>(p);
+  Entered entered(*job.decoder->variant);
+  job.decoder->variant->step(*job.decoder, *job.args, thread);
+}
+
+void attention_on_thread(void* p, int thread) {
+  const Job& job = *static_cast<Job*>(p);
+  Entered entered(*job.decoder->variant);
+  job.decoder->variant->attention(*job.decoder, *job.args, job.layer, job.out, thread);
+}
+
+}  // namespace
+}  // namespace tandem
+
+using namespace tandem;
+
+TANDEM_API int32_t tandem_abi() { return 1; }
+TANDEM_API const char* tandem_variant_name(int32_t i) {
+  const Variant* v = variant_at(i);
+  return v ? v->name : nullptr;
+}
+TANDEM_API int32_t tandem_cpu_supports(int32_t i) { return variant_at(i) && cpu_supports(i); }
+
+TANDEM_API Decoder* tandem_decoder_create(const Config* config, const char** error) {
+  try {
+    return build_decoder(*config, error);
+  } catch (const std::bad_alloc&) {
+    *error = "out of memory";
+  } catch (...) {
+    *error = "the system refuses threads";
+  }
+  return nullptr;
+}
+TANDEM_API void tandem_decoder_free(Decoder* d) { free_decoder(d); }
+TANDEM_API void tandem_decoder_sizes(const Decoder* d, int64_t* sizes) {
+  sizes[0] = d->weights.size;
+  sizes[1] = d->pool.size;
+  sizes[2] = d->scratch.size;
+  sizes[3] = d->kv.block_bytes;
+}
+TANDEM_API void tandem_decoder_load_matrix(Decoder* d, int32_t role, int32_t layer, const void* const* sources, int32_t dtype) {
+  load_matrix(*d, role, layer, sources, static_cast<DType>(dtype));
+}
+TANDEM_API void tandem_decoder_load_vector(Decoder* d, int32_t role, int32_t layer, const float* const* sources) {
+  load_vector(*d, role, layer, sources);
+}
+TANDEM_API void tandem_decoder_copy_block(Decoder* d, int32_t from, int32_t to) {
+  const int64_t n = d->kv.block_bytes;
+  std::memcpy(d->pool.data + to * n, d->pool.data + from * n, n);
+}
+
+// Null, or what is wrong with the arguments; then nothing was done.
+TANDEM_API const char* tandem_decoder_step(Decoder* d, const StepArgs* args) {
+  if (const char* wrong = check_step(*d, *args)) return wrong;
+  plan_attention(*d, *args);
+  Job job{d, args, 0, nullptr};
+  d->team->run(step_on_thread, &job);
+  return nullptr;
+}
+
+// For tests: a layer's RoPE, KV write and attention on given projections qkv [tokens][heads + 2 kv heads][padded head].
+TANDEM_API const char* tandem_decoder_attention(Decoder* d, const StepArgs* args, int32_t layer, const float* qkv, float* out) {
+  if (const char* wrong = check_step(*d, *args)) return wrong;
+  std::memcpy(d->qkv, qkv, sizeof(float) * args->num_tokens * d->qkv_stride);
+  plan_attention(*d, *args);
+  Job job{d, args, layer, out};
+  d->team->run(attention_on_thread, &job);
+  return nullptr;
+}
+TANDEM_API void tandem_decoder_strides(const Decoder* d, int32_t* strides) {
+  strides[0] = d->qkv_stride;
+  strides[1] = d->attention_stride;
+  strides[2] = d->kv.padded_dim;
+}
+
+// For tests and the probe: c [m][n] = a [m][k] w [n][k]^T with w packed as `dtype`.
+TANDEM_API int32_t tandem_gemm(int32_t variant, int32_t dtype, int32_t m, int32_t n, int32_t k, const float* a, const float* w, float* c) {
+  const Variant* v = variant_at(variant);
+  if (!v) return 1;
+  const DType to = static_cast<DType>(dtype);
+  Matrix matrix;
+  matrix.n = static_cast<int>(round_up(n, kPanel));
+  matrix.k = static_cast<int>(round_up(k, kPanel));
+  matrix.panel_bytes = packed_panel_bytes(to, matrix.k);
+  const int64_t rows = m + 32;
+  Mapping memory;
+  const int64_t weights = round_up(matrix.panels() * matrix.panel_bytes, 64), inputs = rows * matrix.k * 4, outputs = rows * matrix.n * 4;
+  if (!map_memory(weights + 2 * inputs + outputs, false, &memory)) return 1;
+  matrix.data = memory.data;
+  float* padded = reinterpret_cast<float*>(memory.data + weights);
+  char* scratch = memory.data + weights + inputs;
+  float* out = reinterpret_cast<float*>(scratch + inputs);
+  for (int p = 0; p < matrix.panels(); ++p) {
+    PackJob job{{}, k, matrix.k, DType::f32, to};
+    for (int j = 0; j < kPanel; ++j) job.rows[j] = p * kPanel + j < n ? w + static_cast<int64_t>(p * kPanel + j) * k : nullptr;
+    pack_panel(job, matrix.data + p * matrix.panel_bytes);
+  }
+  for (int r = 0; r < m; ++r) std::memcpy(padded + static_cast<int64_t>(r) * matrix.k, a + static_cast<int64_t>(r) * k, sizeof(float) * k);
+  {
+    Entered entered(*v);
+    v->gemm(padded, matrix, to, m, out, scratch);
+  }
+  for (int r = 0; r < m; ++r) std::memcpy(c + static_cast<int64_t>(r) * n, out + static_cast<int64_t>(r) * matrix.n, sizeof(float) * n);
+  unmap_memory(&memory);
+  return 0;
+}
+
+// Runs a variant's instructions on a small product and compares; ends in SIGILL where the processor lied. Run it in a process of its own.
+TANDEM_API int32_t tandem_probe(int32_t variant) {
+  if (!tandem_cpu_supports(variant)) return 1;
+  constexpr int m = 5, n = 40, k = 48;
+  static float a[m * k], w[n * k], c[m * n];
+  for (int i = 0; i < m * k; ++i) a[i] = static_cast<float>(i % 7 - 3);
+  for (int i = 0; i < n * k; ++i) w[i] = static_cast<float>(i % 5 - 2);
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    if (tandem_gemm(variant, static_cast<int32_t>(dtype), m, n, k, a, w, c)) return 2;
+    for (int r = 0; r < m; ++r)
+      for (int j = 0; j < n; ++j) {
+        float want = 0;
+        for (int i = 0; i < k; ++i) want += a[r * k + i] * w[j * k + i];
+        if (c[r * n + j] != want) return 3;  // whole numbers: exact
+      }
+  }
+  return 0;
+}

@@ -1,0 +1,165 @@
+// What a decoder consists of: its configuration, its packed weights, its KV pool and its scratch memory.
+//
+// The decoder owns all of it: three anonymous mappings, made once at construction and freed with it. A step allocates nothing.
+#pragma once
+#include "common.h"
+#include "threads.h"
+
+namespace tandem {
+
+// The C ABI's configuration; decoder.py has the same fields in the same order.
+struct Config {
+  int32_t variant;
+  int32_t threads, spin_us;
+  int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, vocab;
+  int32_t weight_dtype, kv_dtype;     // DType
+  int32_t block_size, num_blocks, num_pools, num_groups, max_tokens, max_seqs, max_context;
+  int32_t activation;                 // 0 SiLU, 1 GELU with tanh
+  int32_t tied, qkv_bias, qk_norm, post_norms;
+  float norm_eps, attention_scale, attention_soft_cap, logit_soft_cap, embedding_scale;  // a cap of 0: none
+  const int32_t* windows;             // by layer; 0: all
+  const int32_t* groups;              // by layer: whose block table it follows
+  const int32_t* pools;               // by layer: its place in a block
+  const int32_t* rope_index;          // by layer: which of the tables below
+  const float* rope[2];               // [max_context][cos: head_dim/2, sin: head_dim/2]; copied
+};
+
+// A matrix of N outputs and K inputs, packed as [N/32][K/kk][32][kk] with kk = Packing<T>::k, zero-padded to K % 32 = 0.
+// A product walks a panel of 32 outputs front to back: one stream, each weight once a step.
+struct Matrix {
+  char* data = nullptr;
+  int n = 0, k = 0;         // padded
+  int64_t panel_bytes = 0;
+  TANDEM_INLINE int panels() const { return n / kPanel; }
+};
+
+struct Layer {
+  Matrix qkv, o, gate_up, down;
+  const float *input_norm, *mlp_norm, *post_attention_norm, *post_mlp_norm, *q_norm, *k_norm, *qkv_bias;
+  int window, group, pool;
+  const float* rope;
+};
+
+// Where a block's keys and values lie. One block holds its positions for all layers of a group, so a pool that is touched
+// lazily costs memory by blocks in use and a copy-on-write is one copy:
+//   block -> pool (layer of the group) -> KV head -> keys, values, scales
+// Block sizes from 16 on keep 16 positions in the order in which the products read them ("grouped"): keys [d/kk][16][kk],
+// values [16/kk][d][kk]. Smaller blocks keep rows [position][d], gathered into that order when read. int8 keeps bf16's order.
+struct KvLayout {
+  int block_size, head_dim, padded_dim, num_kv_heads;
+  int element_bytes, pack;
+  bool grouped;
+  int64_t part_bytes;      // keys (or values) of one head of a block
+  int64_t head_bytes;      // keys, values, scales
+  int64_t layer_bytes, block_bytes;
+};
+
+struct Mapping {
+  char* data = nullptr;
+  int64_t size = 0;
+};
+
+struct AttentionItem {
+  int32_t sequence, kv_head, first_token, num_tokens;
+  int32_t chunk;          // -1: all of them
+  int32_t split;          // which entry of `splits`, if a chunk
+  int64_t cost;
+};
+
+// A (sequence, KV head) whose chunks several threads share. Who finishes last merges them, always in the order of the chunks.
+struct alignas(64) Split {
+  uint32_t remaining;
+  int32_t num_chunks, first_partial;
+};
+
+struct StepArgs {
+  int32_t num_tokens, num_sequences, num_samples, max_blocks;
+  const int32_t *token_ids, *positions, *query_start, *context_len, *sample_rows;
+  const int32_t* const* block_tables;   // by group: [num_sequences][max_blocks]
+  const int32_t* const* slot_mapping;   // by group: [num_tokens]
+  float* logits;                        // [num_samples][vocab] or null
+  int32_t* argmax;                      // [num_samples]
+  float* hidden_out;                    // [num_samples][hidden] or null: behind the last norm
+};
+
+struct Decoder {
+  Config config;
+  Team* team = nullptr;
+  const struct Variant* variant = nullptr;
+  Layer* layers = nullptr;
+  Matrix head;
+  Matrix embedding;        // rows as given, not packed; data is null when tied
+  const float* final_norm = nullptr;
+  KvLayout kv;
+  Mapping weights, pool, scratch;
+
+  // Sizes of rows, padded to whole panels. In elements.
+  int hidden_stride, qkv_stride, attention_stride, mlp_stride, act_stride;
+
+  // Scratch of a step, shared by the threads.
+  float* x;                // [max_tokens][hidden_stride] the residual stream
+  float* y;                // [max_tokens][hidden_stride] outputs that a post norm waits for
+  float* qkv;              // [max_tokens][qkv_stride]
+  void* normed;            // [max_tokens][act_stride] inputs of the products: float, or bf16 where the products take that
+  void* query;             // [kv_heads][max_tokens * group][padded_dim]
+  void* attended;          // [max_tokens][attention_stride]
+  void* activated;         // [max_tokens][mlp_stride]
+  float* best_value;       // [threads][max_tokens]
+  int32_t* best_index;
+  AttentionItem* items;
+  int num_items;
+  Split* splits;
+  float* partials;         // [num_partials][group rows][max, sum, padded_dim values]
+  int64_t max_items, max_splits, max_partials;
+  bool decode_only;        // every sequence has one query: RoPE and the KV write ride with the attention
+
+  // Scratch of one thread.
+  char* thread_scratch;
+  int64_t thread_scratch_bytes;
+  const char* zeros;       // stands in for KV positions that aren't there
+
+  TANDEM_INLINE int group_size() const { return config.num_heads / config.num_kv_heads; }
+};
+
+// One instruction set's kernels.
+struct Variant {
+  const char* name;
+  bool bf16_products;      // inputs of bf16 products are rounded to bf16; otherwise they stay float
+  void (*step)(Decoder&, const StepArgs&, int thread);
+  // For tests: C[m][n] = A[m][k] W^T with W packed; and one layer's attention on given projections.
+  void (*gemm)(const float* a, const Matrix& w, DType dtype, int m, float* c, void* scratch);
+  void (*attention)(Decoder&, const StepArgs&, int layer, float* out, int thread);
+  void (*enter)();         // by each thread, around a step: tile configuration
+  void (*leave)();
+};
+
+// variants.cpp
+constexpr int kNumVariants = 6;
+const Variant* variant_at(int index);       // null: not compiled in
+bool cpu_supports(int index);               // features.cpp
+
+// pack.cpp
+struct PackJob {
+  const void* rows[kPanel];  // by column of the panel; null: zeros
+  int k, k_padded;
+  DType from, to;
+};
+void pack_panel(const PackJob& job, char* out);
+int64_t packed_panel_bytes(DType dtype, int k_padded);
+void convert(const void* from, DType from_type, int64_t n, void* to, DType to_type);
+
+// memory.cpp. False: the system hasn't that much.
+bool map_memory(int64_t size, bool huge_pages, Mapping* out);
+void unmap_memory(Mapping* m);
+
+// build.cpp
+Decoder* build_decoder(const Config& config, const char** error);
+void free_decoder(Decoder* d);
+void load_matrix(Decoder& d, int role, int layer, const void* const* sources, DType dtype);
+void load_vector(Decoder& d, int role, int layer, const float* const* sources);
+
+// plan.cpp
+const char* check_step(const Decoder& d, const StepArgs& args);   // null, or what is wrong
+void plan_attention(Decoder& d, const StepArgs& args);
+
+}  // namespace tandem

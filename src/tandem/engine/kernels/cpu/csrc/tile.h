@@ -1,0 +1,79 @@
+// The one product that everything is made of: C[rows][32] (+)= A[rows][k] · B[k][32], for a few rows.
+//
+// B is what a panel of weights is, and what keys and values of the KV pool are. It comes in segments (the KV pool's groups of
+// positions; weights are one segment) of `steps` steps of Packing<B>::k values each; in a step, columns 0-15 lie together and
+// columns 16-31 `second` bytes behind. Each output is one chain of additions in the order of k, whatever the rows beside it:
+// so a row's result does not depend on the batch it came in.
+#pragma once
+#include "common.h"
+
+namespace tandem {
+namespace TANDEM_VARIANT {
+
+struct BTile {
+  const char* const* segments;
+  int num_segments;
+  int steps;
+  int64_t step_bytes;
+  int64_t second;
+  const char* ahead;       // asked for from memory meanwhile, into the second-level cache: `ahead_step` bytes more at every step
+  int64_t ahead_step;
+};
+
+template <class A> using TileFunction = void (*)(const A* a, int64_t lda, const BTile& b, float* c, int64_t ldc, bool add);
+
+#ifndef TANDEM_FMA_ROWS
+#if defined(__AVX512F__)
+#define TANDEM_FMA_ROWS 12   // 24 accumulators of the 32 registers
+#else
+#define TANDEM_FMA_ROWS 3    // 12 of the 16
+#endif
+#endif
+
+// Float inputs; weights float, or bf16 widened on the way.
+template <class B, int R>
+static void fma_tile(const float* a, int64_t lda, const BTile& b, float* c, int64_t ldc, bool add) {
+  constexpr int N = kPanel / W;
+  V acc[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < N; ++j) acc[r][j] = add ? load(c + r * ldc + j * W) : zero();
+  const char* ahead = b.ahead;
+  for (int s = 0; s < b.num_segments; ++s) {
+    const char* p = b.segments[s];
+    for (int i = 0; i < b.steps; ++i, p += b.step_bytes) {
+      prefetch_l2(ahead);
+      ahead += b.ahead_step;
+#pragma GCC unroll 2
+      for (int k = 0; k < Packing<B>::k; ++k, ++a) {
+        V columns[N];
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) {
+          const char* q = p + (j * W < kHalf ? j * W * 4 : b.second + (j * W - kHalf) * 4);
+          columns[j] = Packing<B>::k == 1 ? load(reinterpret_cast<const float*>(q)) : k == 0 ? first_of_pairs(q) : second_of_pairs(q);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          const V row = splat(a[r * lda]);
+#pragma GCC unroll 4
+          for (int j = 0; j < N; ++j) acc[r][j] = fma(row, columns[j], acc[r][j]);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < N; ++j) store(c + r * ldc + j * W, acc[r][j]);
+}
+
+// For each kind of product: its input type, how many rows a tile has at most, and the function for a number of rows.
+template <class B> struct FmaProduct {
+  using A = float;
+  static constexpr int kRows = TANDEM_FMA_ROWS;
+  template <int R> static TileFunction<A> pick(int rows) {
+    if constexpr (R == 1) return fma_tile<B, 1>;
+    else return rows == R ? fma_tile<B, R> : pick<R - 1>(rows);
+  }
+  static TileFunction<A> tile(int rows) { return pick<kRows>(rows); }
+};
+
+}  // namespace TANDEM_VARIANT
+}  // namespace tandem

@@ -1,0 +1,3 @@
+#define TANDEM_VARIANT portable
+#include "vec_portable.h"
+#include "variant.h"

@@ -1,0 +1,70 @@
+// Eight floats in an AVX register, with FMA.
+#pragma once
+#include <immintrin.h>
+
+#include "common.h"
+
+namespace tandem {
+namespace TANDEM_VARIANT {
+
+constexpr int W = 8;
+struct V { __m256 v; };
+
+static inline V zero() { return {_mm256_setzero_ps()}; }
+static inline V splat(float x) { return {_mm256_set1_ps(x)}; }
+static inline V load(const float* p) { return {_mm256_loadu_ps(p)}; }
+static inline V load(const bf16* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16))};
+}
+static inline void store(float* p, V x) { _mm256_storeu_ps(p, x.v); }
+static inline void store(bf16* p, V x) {
+  const __m256i u = _mm256_castps_si256(x.v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q)));
+  r = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
+  _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(r));
+}
+static inline V operator+(V a, V b) { return {_mm256_add_ps(a.v, b.v)}; }
+static inline V operator-(V a, V b) { return {_mm256_sub_ps(a.v, b.v)}; }
+static inline V operator*(V a, V b) { return {_mm256_mul_ps(a.v, b.v)}; }
+static inline V operator/(V a, V b) { return {_mm256_div_ps(a.v, b.v)}; }
+static inline V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+static inline V max(V a, V b) { return {_mm256_max_ps(a.v, b.v)}; }
+static inline V min(V a, V b) { return {_mm256_min_ps(a.v, b.v)}; }
+static inline V round(V a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+static inline V scale2(V x, V whole) {  // x * 2^whole, for -127 <= whole <= 127
+  const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(whole.v), _mm256_set1_epi32(127));
+  return {_mm256_mul_ps(x.v, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)))};
+}
+constexpr float kExp2Floor = -127.0f;  // scale2(1, this) is exactly 0
+static inline float sum(V a) {
+  __m128 h = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+  return _mm_cvtss_f32(_mm_add_ss(h, _mm_shuffle_ps(h, h, 1)));
+}
+static inline float highest(V a) {
+  __m128 h = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+  return _mm_cvtss_f32(_mm_max_ss(h, _mm_shuffle_ps(h, h, 1)));
+}
+static inline V keep(V x, int low, int high, float other) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i in = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(low), lane),
+                                         _mm256_cmpgt_epi32(_mm256_set1_epi32(high), lane));
+  return {_mm256_blendv_ps(_mm256_set1_ps(other), x.v, _mm256_castsi256_ps(in))};
+}
+static inline V first_of_pairs(const void* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16))};
+}
+static inline V second_of_pairs(const void* p) {
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi32((int)0xffff0000)))};
+}
+static inline V load(const int8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
+}
+static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+static inline void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+
+}  // namespace TANDEM_VARIANT
+}  // namespace tandem

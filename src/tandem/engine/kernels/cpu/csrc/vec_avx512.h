@@ -1,0 +1,63 @@
+// Sixteen floats in an AVX-512 register. The three vec_*.h offer the same functions; the kernels are written in them.
+#pragma once
+#include <immintrin.h>
+
+#include "common.h"
+
+namespace tandem {
+namespace TANDEM_VARIANT {
+
+constexpr int W = 16;
+struct V { __m512 v; };
+
+static inline V zero() { return {_mm512_setzero_ps()}; }
+static inline V splat(float x) { return {_mm512_set1_ps(x)}; }
+static inline V load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline V load(const bf16* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+static inline void store(float* p, V x) { _mm512_storeu_ps(p, x.v); }
+static inline void store(bf16* p, V x) {
+#ifdef __AVX512BF16__
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x.v));
+#else
+  const __m512i u = _mm512_castps_si512(x.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  r = _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(r));
+#endif
+}
+static inline V operator+(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline V operator-(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline V operator*(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline V operator/(V a, V b) { return {_mm512_div_ps(a.v, b.v)}; }
+static inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+static inline V max(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline V min(V a, V b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline V round(V a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+static inline V scale2(V x, V whole) { return {_mm512_scalef_ps(x.v, whole.v)}; }  // x * 2^whole
+constexpr float kExp2Floor = -160.0f;  // scale2(1, this) is exactly 0
+static inline float sum(V a) { return _mm512_reduce_add_ps(a.v); }
+static inline float highest(V a) { return _mm512_reduce_max_ps(a.v); }
+static inline V keep(V x, int low, int high, float other) {  // lanes low <= i < high, `other` elsewhere
+  low = low < 0 ? 0 : low > W ? W : low;
+  high = high < 0 ? 0 : high > W ? W : high;
+  const __mmask16 in = static_cast<__mmask16>((high > low) ? ((1u << high) - 1) & ~((1u << low) - 1) : 0);
+  return {_mm512_mask_mov_ps(_mm512_set1_ps(other), in, x.v)};
+}
+// Of W columns whose bf16 values lie in pairs: the first of each pair, the second of each.
+static inline V first_of_pairs(const void* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+}
+static inline V second_of_pairs(const void* p) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)))};
+}
+static inline V load(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+static inline void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+
+}  // namespace TANDEM_VARIANT
+}  // namespace tandem

@@ -1,0 +1,84 @@
+// Eight floats in the compiler's own vectors: any processor. The compiler splits them into the registers there are.
+#pragma once
+#include <cstring>
+
+#include "common.h"
+
+namespace tandem {
+namespace TANDEM_VARIANT {
+
+constexpr int W = 8;
+typedef float Floats __attribute__((vector_size(32)));
+typedef int32_t Ints __attribute__((vector_size(32)));
+struct V { Floats v; };
+
+static inline V zero() { return {Floats{}}; }
+static inline V splat(float x) { return {Floats{x, x, x, x, x, x, x, x}}; }
+static inline V load(const float* p) {
+  V r;
+  std::memcpy(&r.v, p, sizeof r.v);
+  return r;
+}
+static inline V load(const bf16* p) {
+  V r;
+  for (int i = 0; i < W; ++i) r.v[i] = to_float(p[i]);
+  return r;
+}
+static inline void store(float* p, V x) { std::memcpy(p, &x.v, sizeof x.v); }
+static inline void store(bf16* p, V x) {
+  for (int i = 0; i < W; ++i) p[i] = to_bf16(x.v[i]);
+}
+static inline V operator+(V a, V b) { return {a.v + b.v}; }
+static inline V operator-(V a, V b) { return {a.v - b.v}; }
+static inline V operator*(V a, V b) { return {a.v * b.v}; }
+static inline V operator/(V a, V b) { return {a.v / b.v}; }
+static inline V fma(V a, V b, V c) { return {a.v * b.v + c.v}; }
+static inline V max(V a, V b) { return {a.v > b.v ? a.v : b.v}; }
+static inline V min(V a, V b) { return {a.v < b.v ? a.v : b.v}; }
+static inline V round(V a) {  // adding 1.5 * 2^23 pushes the fraction out; exact below 2^22, which is all that exp2 asks
+  const Floats big = splat(12582912.0f).v;
+  return {(a.v + big) - big};
+}
+static inline V scale2(V x, V whole) {  // x * 2^whole, for -127 <= whole <= 127
+  const Ints e = (__builtin_convertvector(whole.v, Ints) + 127) << 23;
+  Floats f;
+  std::memcpy(&f, &e, sizeof f);
+  return {x.v * f};
+}
+constexpr float kExp2Floor = -127.0f;  // scale2(1, this) is exactly 0
+static inline float sum(V a) { return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7])); }
+static inline float highest(V a) {
+  float m = a.v[0];
+  for (int i = 1; i < W; ++i) m = most(m, a.v[i]);
+  return m;
+}
+static inline V keep(V x, int low, int high, float other) {
+  const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7};
+  return {((lane >= low) & (lane < high)) ? x.v : splat(other).v};
+}
+static inline V first_of_pairs(const void* p) {
+  Ints u;
+  std::memcpy(&u, p, sizeof u);
+  u = u << 16;
+  V r;
+  std::memcpy(&r.v, &u, sizeof u);
+  return r;
+}
+static inline V second_of_pairs(const void* p) {
+  Ints u;
+  std::memcpy(&u, p, sizeof u);
+  u = u & static_cast<int32_t>(0xffff0000);
+  V r;
+  std::memcpy(&r.v, &u, sizeof u);
+  return r;
+}
+static inline V load(const int8_t* p) {
+  V r;
+  for (int i = 0; i < W; ++i) r.v[i] = p[i];
+  return r;
+}
+static inline void prefetch(const void* p) { __builtin_prefetch(p); }
+static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+}  // namespace TANDEM_VARIANT
+}  // namespace tandem
