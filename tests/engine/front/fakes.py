@@ -53,6 +53,8 @@ class FakeTextStream:
         self._held = ""
 
     def push(self, token_ids: Sequence[int]) -> FakeDelta:
+        if not self._sampling.stop:
+            return FakeDelta(self._decoder.decode(bytes([t for t in token_ids if t < 256])), None, len(token_ids))
         shown = ""
         for num_used, token in enumerate(token_ids, start=1):
             self._held += self._decoder.decode(bytes([token]) if token < 256 else b"")
@@ -213,6 +215,17 @@ def say(*answers: bytes, group: int = 1) -> Script:
                         finish_reason=reason if ended else None, stop_reason=stop if ended else None,
                         num_output_tokens=len(tokens),
                     )  # fmt: skip
+
+    return script
+
+
+def failing(error: Exception) -> Script:
+    """Every request fails before its first token."""
+
+    async def script(engine: FakeEngine, request: NewRequest) -> AsyncIterator[Output]:
+        if error:
+            raise error
+        yield Output(request.request_id, 0, [])
 
     return script
 

@@ -12,7 +12,7 @@ import pytest
 
 from tandem.config.server import ServerConfig
 from tandem.engine.messages import NewRequest, Output
-from tests.engine.front.fakes import VOCAB_SIZE, FakeEngine, running, say, stream_events, strict_json
+from tests.engine.front.fakes import VOCAB_SIZE, FakeEngine, failing, running, say, stream_events, strict_json
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -158,7 +158,7 @@ async def test_what_is_not_http_is_answered_in_json() -> None:
         answer = await asyncio.wait_for(reader.read(), 5)
         writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400") or head.startswith(b"HTTP/1.0 400")
+    assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
@@ -169,11 +169,7 @@ async def test_strict_fields() -> None:
 
 
 async def test_a_bug_is_a_500_that_says_nothing_of_itself() -> None:
-    async def broken(engine: FakeEngine, request: NewRequest) -> AsyncIterator[Output]:
-        raise ValueError("secret detail")
-        yield
-
-    async with running(FakeEngine(broken)) as server:
+    async with running(FakeEngine(failing(ValueError("secret detail")))) as server:
         status, answer = await server.post(*chat())
         assert (await server.get("/health"))[0] == 200
     assert status == 500

@@ -28,7 +28,7 @@ WRONG_HEADERS: list[dict[str, str]] = [
     {},
     bearer("wrong"),
     bearer(KEY.upper()),
-    bearer(KEY + " "),
+    bearer(f"x {KEY}"),
     bearer(KEY + "x"),
     bearer(""),
     {"Authorization": KEY},

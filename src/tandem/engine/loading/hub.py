@@ -55,9 +55,8 @@ def _explain(model: str, error: Exception, offline: bool) -> ModelError:
         return ModelNotFound(f"{model} isn't in the hub's cache, and nothing is fetched when offline.")
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         return ModelError(f"{model} isn't in the hub's cache, and the hub can't be reached.")
-    return ModelError(
-        f"{model} can't be fetched from the hub: {str(error).splitlines()[0] if str(error) else error!r}."
-    )
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return ModelError(f"{model} can't be fetched from the hub: {reason.rstrip('.')}.")
 
 
 def cached() -> list[CachedModel]:
