@@ -74,6 +74,7 @@ def test_wrong_values_name_their_field(fields: dict[str, Any], param: str) -> No
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"add_special_tokens": True}, "add_special_tokens"),
         ({"best_of": 2}, "best_of"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),

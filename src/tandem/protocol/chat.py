@@ -78,7 +78,6 @@ class ChatCompletionResponse(msgspec.Struct, kw_only=True):
     usage: Usage
     object: str = "chat.completion"
     service_tier: str | None = None
-    system_fingerprint: str | None = None
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -68,5 +68,4 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     object: str = "text_completion"
     service_tier: str | None = None
-    system_fingerprint: str | None = None
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET

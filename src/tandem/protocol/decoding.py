@@ -80,6 +80,8 @@ def decode_tokenize(body: bytes, *, strict_fields: bool = False) -> TokenizeRequ
         raise InvalidRequest("Exactly one of prompt and messages must be given.", param="prompt")
     if request.messages is not None:
         check_messages(request.messages)
+        if request.add_special_tokens:
+            raise InvalidRequest("A chat template writes its own special tokens.", param="add_special_tokens")
     if request.chat_template:
         raise InvalidRequest("chat_template is not accepted from clients.", param="chat_template")
     return request

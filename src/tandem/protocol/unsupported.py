@@ -56,6 +56,7 @@ def _refuse_in_chat(request: ChatCompletionRequest) -> None:
         )
     for name in _REFUSED_IN_CHAT:
         _refuse(name, getattr(request, name) not in _OFF)
+    _refuse("add_special_tokens", bool(request.add_special_tokens))  # a template writes its own
     _refuse("tools", bool(request.tools) and request.tool_choice != "none")
     _refuse("tool_choice", request.tool_choice not in (None, "none", "auto"))
     _refuse("function_call", request.function_call not in (*_OFF, "none", "auto"))

@@ -30,10 +30,10 @@ class OpenApi:
         assert problem is None, problem
 
     def _problem(self, value: Any, schema: dict[str, Any], path: str) -> str | None:
-        if "$ref" in schema:
-            return self._problem(value, self._schemas[schema["$ref"].rsplit("/", 1)[1]], path)
         if value is None and schema.get("nullable"):
             return None
+        if "$ref" in schema:
+            return self._problem(value, self._schemas[schema["$ref"].rsplit("/", 1)[1]], path)
         for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
             if alternatives:
                 problems = [self._problem(value, one, path) for one in alternatives]

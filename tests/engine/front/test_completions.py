@@ -101,6 +101,7 @@ async def test_scoring_several_prompts_several_times() -> None:
     assert [choice["text"] for choice in answer["choices"]] == ["ab", "ab", "c", "c"]
     assert [choice["logprobs"]["tokens"] for choice in answer["choices"]] == [["a", "b"], ["a", "b"], ["c"], ["c"]]
     assert answer["choices"][0]["logprobs"]["top_logprobs"] == [None, {"b": -0.5}]
+    assert answer["usage"]["tandem"]["engine_s"] == pytest.approx(0.8), "once a prompt, not once an answer"
 
 
 async def test_generated_logprobs_go_on_where_the_prompt_ended() -> None:

@@ -16,10 +16,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tandem.config.engine import EngineConfig
 from tandem.config.server import ServerConfig
 from tandem.core.errors import ConfigError
+from tandem.engine.front.serving import serve
 from tandem.engine.messages import NewRequest, Output
 from tandem.engine.server import serve_engine
 from tests.engine.front.fakes import PATIENCE_S, FakeEngine, FakeText, say
@@ -164,13 +166,13 @@ async def test_a_unix_socket_is_taken_over_from_the_dead_and_removed(tmp_path: P
         async with process.http.post(CHAT, json=BODY) as response:
             assert (await response.json())["choices"][0]["message"]["content"] == "hey"
         with pytest.raises(ConfigError, match="another server"):
-            await serve_engine(FakeEngine(say(b"")), FakeText(), ServerConfig(uds=str(path)), EngineConfig())
+            await serve(web.Application(), ServerConfig(uds=str(path)))
         os.kill(os.getpid(), signal.SIGTERM)
         assert await process.code() == 0
     assert not path.exists()
     path.write_text("mine")
     with pytest.raises(ConfigError, match="not a socket"):
-        await serve_engine(FakeEngine(say(b"")), FakeText(), ServerConfig(uds=str(path)), EngineConfig())
+        await serve(web.Application(), ServerConfig(uds=str(path)))
 
 
 async def test_a_port_in_use_is_said() -> None:

@@ -111,6 +111,8 @@ def damage(folder: Path, how: str) -> None:
             (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
         case "shard elsewhere":
             (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')
+        case "shard of no name":
+            (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": ["b"]}}')
         case "index without map":
             (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
         case "wrong shape":
@@ -141,6 +143,7 @@ def damage(folder: Path, how: str) -> None:
         ("pickles", ModelUnsupported, "pickles"),
         ("missing shard", ModelDamaged, "names the shard model-1.safetensors, which is missing"),
         ("shard elsewhere", ModelDamaged, "isn't a file in the same folder"),
+        ("shard of no name", ModelDamaged, r"weight_map names \['b'\]"),
         ("index without map", ModelDamaged, "model.embed_tokens.weight is missing"),
         ("wrong shape", ModelDamaged, r"mlp.gate_proj.weight has shape \[96, 32\]; it should have \[97, 32\]"),
         ("untied head missing", ModelDamaged, "lm_head.weight is missing"),

@@ -174,9 +174,11 @@ def test_too_little_disk(entry: CatalogEntry, site: Loopback, monkeypatch: pytes
 
 def test_cache_that_cannot_be_written(entry: CatalogEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"cache folder .* can't be used: Not a directory\. Set TANDEM_CACHE"):
-        resolve("tiny")
+    (tmp_path / "strange/locks/tiny").mkdir(parents=True)
+    for root, reason in (("file", "Not a directory"), ("strange", "Is a directory")):
+        monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / root))
+        with pytest.raises(ConfigError, match=rf"cache can't be used: .*: {reason}\. Set TANDEM_CACHE"):
+            resolve("tiny")
 
 
 def test_list_and_remove(entry: CatalogEntry, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from tandem.engine.text.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.text import tiny
 
 LLAMA3_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n\n' + m['content'] | trim + '<|im_end|>' }}"
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\n\n' + m['content'] | trim + '<|im_end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\n' }}{% endif %}"
 )
 """In the manner of Llama 3: BOS written by the template, contents trimmed."""
@@ -28,7 +29,8 @@ GEMMA_TEMPLATE = """{{ bos_token }}
     {%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) -%}
         {{ raise_exception('Roles must alternate.') }}
     {%- endif -%}
-    {{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' + (first if loop.first else '') }}
+    {{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' }}
+    {{- first if loop.first else '' }}
     {{- m['content'] | trim }}{{ '<end_of_turn>\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}

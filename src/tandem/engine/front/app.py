@@ -16,7 +16,6 @@ from tandem.engine.front.chat import chat_completions
 from tandem.engine.front.completions import completions
 from tandem.engine.front.front import FRONT, Front
 from tandem.engine.front.middleware import add_request_id, identify, require_key, shape_errors
-from tandem.engine.front.steps import ReportsSteps
 from tandem.engine.front.text_service import TextService
 from tandem.observability.metrics import EngineMetrics
 
@@ -41,8 +40,7 @@ def create_app(
     app[FRONT] = front
     app.on_response_prepare.append(add_request_id)
     app.cleanup_ctx.append(_close_front)
-    if isinstance(client, ReportsSteps):
-        client.watch_steps(front.steps.record)
+    client.watch_steps(front.steps.record)
     _add_routes(app)
     return app
 

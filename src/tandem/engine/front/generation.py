@@ -66,8 +66,12 @@ class Generation:
         return sum(answer.num_tokens for answer in self.answers)
 
     def usages(self) -> list[RequestUsage]:
-        """The engine's account of each answer that it finished."""
-        return [answer.usage for answer in self.answers if answer.usage is not None]
+        """The engine's account of each answer that it finished.
+
+        With no tokens wanted there was one computation for all n answers, and each reports all of it.
+        """
+        usages = [answer.usage for answer in self.answers if answer.usage is not None]
+        return usages[:1] if self.new.sampling.max_tokens == 0 else usages
 
     def _take(self, output: Output) -> Piece | None:
         now_s = self._front.clock.now()

@@ -34,7 +34,7 @@ class LocalText:
             [_plain(message) for message in request.messages],
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
-            chat_template_kwargs=request.chat_template_kwargs,
+            chat_template_kwargs=_template_settings(request),
             parse_special_in_messages=self._parse_special,
         )
 
@@ -52,6 +52,13 @@ class LocalText:
 
     def open_stream(self, sampling: SamplingParams) -> TextStream:
         return TextStream.of(self._tokenizer.token_bytes, sampling)
+
+
+def _template_settings(request: ChatCompletionRequest) -> dict[str, Any] | None:
+    """`reasoning_effort` is a variable of those templates that know it; set explicitly, it wins."""
+    if request.reasoning_effort is None:
+        return request.chat_template_kwargs
+    return {"reasoning_effort": request.reasoning_effort} | (request.chat_template_kwargs or {})
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

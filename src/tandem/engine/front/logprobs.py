@@ -111,7 +111,7 @@ class LogprobFormatter:
     def _spell(self, token_id: int) -> _Spelling:
         added = self._text.token_bytes(token_id)
         if not added:
-            return _Spelling(self._text.token_name(token_id), [], True)
+            return _Spelling(self._text.token_name(token_id) or f"<token {token_id}>", [], True)
         try:
             return _Spelling(added.decode(), list(added), True)
         except UnicodeDecodeError:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from tandem.engine.messages import EngineStats
 from tandem.observability.metrics import EngineMetrics
 from tandem.protocol.state import StepSample
 
 NUM_RECENT_STEPS: Final = 128
-
-
-@runtime_checkable
-class ReportsSteps(Protocol):
-    """An engine client that passes on every report. Without it, step metrics stay empty."""
-
-    def watch_steps(self, listener: Callable[[EngineStats], None]) -> None: ...
 
 
 class StepLog:
@@ -29,6 +21,7 @@ class StepLog:
         self._num_seen = 0
 
     def record(self, stats: EngineStats) -> None:
+        """Called with every report of the engine."""
         if stats.num_steps > self._num_seen:
             self._num_seen = stats.num_steps
             self._metrics.step(stats.last_step_s, stats.last_step_tokens, stats.last_step_seqs)

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tandem.core.errors import ConfigError, ModelDamaged, ModelError, ModelNotFound
 from tandem.engine.loading.catalog import CatalogEntry
@@ -80,27 +80,30 @@ class ModelCache:
         """The model's file if it is there and whole; `verify` reads all of it (about 0.1 s for 100 MB)."""
         path = self.folder(entry.name) / entry.filename
         try:
-            status = path.stat()
+            return path if self._is_whole(entry, path, verify) else None
         except OSError:
             return None
+
+    def _is_whole(self, entry: CatalogEntry, path: Path, verify: bool) -> bool:
+        status = path.stat()
         if status.st_size != entry.size_bytes:
-            return None
+            return False
         manifest = self._manifest(entry.name)
         known = manifest is not None and (manifest.sha256, manifest.mtime_ns) == (entry.sha256, status.st_mtime_ns)
         if known and not verify:
-            return path
+            return True
         if file_sha256(path) != entry.sha256:
-            return None
+            return False
         if not known:
             with contextlib.suppress(ModelError):  # a cache that others filled may be read-only
                 self._record(entry, path)
-        return path
+        return True
 
     @contextlib.contextmanager
     def lock(self, name: str, progress: Progress) -> Iterator[None]:
         """Exclusive among processes; the system frees it when its holder ends, however it ends."""
         self._make(self.root / "locks")
-        with (self.root / "locks" / name).open("ab") as file:
+        with self._open_lock(name) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -173,16 +176,26 @@ class ModelCache:
             file.write(json.dumps(asdict(manifest), indent=1).encode())
         os.replace(temporary, path.parent / MANIFEST)
 
+    def _open_lock(self, name: str) -> IO[bytes]:
+        path = self.root / "locks" / name
+        try:
+            return path.open("ab")
+        except OSError as error:
+            raise _unusable(path, error) from error
+
     def _make(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(0, "no permission to write")
         except OSError as error:
-            raise ConfigError(
-                f"The cache folder {folder} can't be used: {error.strerror or error}."
-                " Set TANDEM_CACHE to a folder that can be written."
-            ) from error
+            raise _unusable(folder, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"The cache can't be used: {path}: {error.strerror or error}. Set TANDEM_CACHE to a folder that can be written."
+    )
 
 
 def _write_all(path: Path, content: Iterable[bytes]) -> str:

@@ -92,13 +92,13 @@ def _shards(folder: Path) -> list[Path]:
 
 def _indexed_shards(folder: Path) -> list[Path]:
     index = read_json(folder / INDEX)
-    names = set(index.section("weight_map").raw.values())
+    names: list[Any] = list(index.section("weight_map").raw.values())
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise ModelDamaged(f"{index.source}: weight_map names {name!r}, which isn't a file in the same folder.")
         if not (folder / name).is_file():
             raise ModelDamaged(f"{index.source} names the shard {name}, which is missing.")
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in sorted(set(names))]
 
 
 def _open(file: Path, framework: str) -> Any:

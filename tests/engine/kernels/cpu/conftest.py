@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tandem.engine.kernels.cpu.decoder import CpuDecoder
-from tandem.engine.kernels.cpu.native import VARIANTS, Kernels, load_kernels
+from tandem.engine.kernels.cpu.native import VARIANTS, Kernels, load_kernels, open_library
 from tandem.engine.models.spec import ModelSpec, RopeScaling
 
 VOCAB = 150
@@ -80,6 +82,8 @@ def _int(values: list[Any]) -> torch.Tensor:
 
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
+    if library := os.environ.get("TANDEM_TEST_LIBRARY"):  # a library built with sanitizers
+        return Kernels(open_library(Path(library)), Path(library), ("avx512_bf16", "avx512", "avx2", "portable"))
     kernels, reason = load_kernels()
     if kernels is None:
         pytest.skip(reason)

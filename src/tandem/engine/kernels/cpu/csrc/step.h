@@ -159,7 +159,7 @@ template <class B> class StepOf {  // B: type of the weights
   // Lists, by group, the blocks that this thread's attention items will read, as far as the cache can hold a layer's.
   void list_kv() {
     num_pieces_ = 0;
-    if (rows_ < kFetchRows) return;
+    if (rows_ < kFetchRows || c_.spin_us == 31) return;
     pieces_ = d_.kv_pieces + static_cast<int64_t>(worker_.thread) * c_.num_groups * d_.max_pieces;
     const int64_t low = static_cast<int64_t>(d_.num_items) * worker_.thread / c_.threads;
     const int64_t high = static_cast<int64_t>(d_.num_items) * (worker_.thread + 1) / c_.threads;
