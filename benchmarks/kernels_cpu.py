@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
 from tandem.engine.kernels.cpu.build import find_compiler
 from tandem.engine.kernels.cpu.decoder import CpuDecoder
 from tandem.engine.kernels.cpu.native import load_kernels
@@ -118,7 +119,17 @@ class Floors:
         with tempfile.TemporaryDirectory() as work:
             source, library = Path(work) / "floors.c", Path(work) / "floors.so"
             source.write_text(FLOORS)
-            command = [*compiler.command, "-x", "c", "-std=gnu11", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
+            command = [
+                *compiler.command,
+                "-x",
+                "c",
+                "-std=gnu11",
+                "-O3",
+                "-march=native",
+                "-shared",
+                "-fPIC",
+                "-pthread",
+            ]
             subprocess.run([*command, str(source), "-o", str(library)], check=True)
             self._library = ctypes.CDLL(str(library))
         self._library.read_gb_s.restype = self._library.peak_tflops.restype = ctypes.c_double
@@ -163,9 +174,15 @@ def random_weights(name: str, dtype: torch.dtype) -> torch.Tensor:
 
 def step_of(decoder: CpuDecoder, batch: Batch) -> Callable[[], None]:
     size, blocks = decoder.block_size, -(-batch.context // decoder.block_size)
-    table = torch.randperm(decoder.num_blocks, dtype=torch.int32)[: batch.sequences * blocks].reshape(batch.sequences, blocks)
+    table = torch.randperm(decoder.num_blocks, dtype=torch.int32)[: batch.sequences * blocks].reshape(
+        batch.sequences, blocks
+    )
     positions = torch.arange(batch.context - batch.queries, batch.context, dtype=torch.int32).repeat(batch.sequences)
-    slots = (table[:, positions[: batch.queries].long() // size] * size + positions[: batch.queries] % size).reshape(-1).contiguous()
+    slots = (
+        (table[:, positions[: batch.queries].long() // size] * size + positions[: batch.queries] % size)
+        .reshape(-1)
+        .contiguous()
+    )
     starts = torch.arange(0, batch.sequences * batch.queries + 1, batch.queries, dtype=torch.int32)
     contexts = torch.full((batch.sequences,), batch.context, dtype=torch.int32)
     ids = torch.randint(0, SMOLLM2.vocab_size, positions.shape, dtype=torch.int32)
@@ -217,11 +234,20 @@ def main() -> None:
             tensors[name] = random_weights(name, dtype)
         return tensors[name]
 
-    settings = {"weight_dtype": options.weights, "kv_dtype": options.kv, "threads": options.threads, "variant": options.variant}
-    CpuDecoder(SMOLLM2, read, kernels=kernels, num_blocks=8, max_tokens=8, **settings).close()  # so that reading isn't in the figure
+    settings = {
+        "weight_dtype": options.weights,
+        "kv_dtype": options.kv,
+        "threads": options.threads,
+        "variant": options.variant,
+    }
+    CpuDecoder(
+        SMOLLM2, read, kernels=kernels, num_blocks=8, max_tokens=8, **settings
+    ).close()  # so that reading isn't in the figure
     started = time.perf_counter()
     decoder = CpuDecoder(SMOLLM2, read, kernels=kernels, num_blocks=2048, max_tokens=1024, **settings)
-    print(f"{decoder.variant}, {options.threads} threads; packed {decoder.weight_bytes / 1e6:.0f} MB in {time.perf_counter() - started:.2f} s")
+    print(
+        f"{decoder.variant}, {options.threads} threads; packed {decoder.weight_bytes / 1e6:.0f} MB in {time.perf_counter() - started:.2f} s"
+    )
     floors = Floors(options.threads)
     gb_s = floors.read_gb_s(decoder.weight_bytes)
     print(f"floors: {gb_s:.1f} GB/s at the size of the weights, {floors.peak_tflops:.2f} TFLOP/s in registers\n")

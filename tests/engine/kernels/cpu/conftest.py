@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tandem.engine.kernels.cpu.decoder import CpuDecoder
 from tandem.engine.kernels.cpu.native import VARIANTS, Kernels, load_kernels, open_library
 from tandem.engine.models.spec import ModelSpec, RopeScaling
@@ -40,7 +41,10 @@ class Paged:
     def step(self, work: list[tuple[Sequence, list[int]]], every_row: bool = True) -> list[torch.Tensor]:
         """Runs the given new tokens of each sequence; logits by sequence, [new tokens, vocab] (or of the last row only)."""
         size, d = self.decoder.block_size, self.decoder
-        ids, positions, starts, contexts, rows = [], [], [0], [], []
+        ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        starts, contexts = [0], []
         slots: list[list[int]] = [[] for _ in d.groups]
         for sequence, new in work:
             first, last = sequence.length, sequence.length + len(new)
@@ -73,7 +77,7 @@ class Paged:
         d.step(*arguments, argmax_out=best, logits_out=logits)
         assert torch.equal(best.long(), logits.argmax(1))
         self.last_arguments = arguments
-        return list(logits.split([len(new) if every_row else 1 for _, new in work]))
+        return list(torch.split(logits, [len(new) if every_row else 1 for _, new in work]))
 
 
 def _int(values: list[Any]) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tandem.engine.kernels.cpu.decoder import CpuDecoder
 from tandem.engine.kernels.cpu.native import Kernels
 from tandem.engine.models.spec import ModelSpec
@@ -43,12 +44,29 @@ def spec_of(case: dict[str, Any]) -> ModelSpec:
 def decoder_of(kernels: Kernels, case: dict[str, Any], variant: str, kv: str, **more: Any) -> CpuDecoder:
     def read(name: str, dtype: torch.dtype) -> torch.Tensor:
         q, kv_size = case["heads"] * case["dim"], case["kv_heads"] * case["dim"]
-        shapes = {"q_proj": (q, 32), "k_proj": (kv_size, 32), "v_proj": (kv_size, 32), "o_proj": (32, q), "embed_tokens": (8, 32)}
+        shapes = {
+            "q_proj": (q, 32),
+            "k_proj": (kv_size, 32),
+            "v_proj": (kv_size, 32),
+            "o_proj": (32, q),
+            "embed_tokens": (8, 32),
+        }
         return torch.zeros(shapes.get(name.split(".")[-2], (32,) if "norm" in name else (32, 32)), dtype=dtype)
 
-    settings = {"block_size": case["block_size"], "num_blocks": 2048 // case["block_size"], "max_tokens": 512, "threads": 2}
+    settings = {
+        "block_size": case["block_size"],
+        "num_blocks": 2048 // case["block_size"],
+        "max_tokens": 512,
+        "threads": 2,
+    }
     return CpuDecoder(
-        spec_of(case), read, kernels=kernels, variant=variant, kv_dtype=kv, weight_dtype="float32", **(settings | more)  # type: ignore[arg-type]
+        spec_of(case),
+        read,
+        kernels=kernels,
+        variant=variant,
+        kv_dtype=kv,
+        weight_dtype="float32",
+        **(settings | more),  # type: ignore[arg-type]
     )
 
 
@@ -70,9 +88,15 @@ class Run:
     def __init__(self, decoder: CpuDecoder, case: dict[str, Any], lengths: list[int], seed: int = 3) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.decoder, self.case, size = decoder, case, case["block_size"]
-        self.qkv = [torch.randn(n, case["heads"] + 2 * case["kv_heads"], case["dim"], generator=generator) for n in lengths]
+        self.qkv = [
+            torch.randn(n, case["heads"] + 2 * case["kv_heads"], case["dim"], generator=generator) for n in lengths
+        ]
         longest = -(-max(lengths) // size)
-        self.tables = torch.randperm(decoder.num_blocks, generator=generator)[: len(lengths) * longest].reshape(len(lengths), longest).int()
+        self.tables = (
+            torch.randperm(decoder.num_blocks, generator=generator)[: len(lengths) * longest]
+            .reshape(len(lengths), longest)
+            .int()
+        )
 
     def step(self, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
         """parts: (sequence, first position, end)."""
@@ -88,10 +112,11 @@ class Run:
             [self.tables[[s for s, _, _ in parts]].contiguous()],
             [torch.tensor(slots, dtype=torch.int32)],
         )
-        return list(out.split(counts))
+        return list(torch.split(out, counts))
 
     def expected(self, s: int, a: int, b: int) -> torch.Tensor:
-        q, k, v = self.qkv[s][:b].split([self.case["heads"], self.case["kv_heads"], self.case["kv_heads"]], 1)
+        heads, kv_heads = self.case["heads"], self.case["kv_heads"]
+        q, k, v = torch.split(self.qkv[s][:b], [heads, kv_heads, kv_heads], 1)
         return plain(self.case, q[a:b], k, v)
 
 
@@ -111,14 +136,18 @@ def test_against_plain_softmax(kernels: Kernels, variant: str, case: dict[str, A
 def test_bits_do_not_depend_on_batch_chunks_or_threads(kernels: Kernels, case: dict[str, Any], kv: str) -> None:
     lengths = [600, 530]
     together = Run(decoder_of(kernels, case, kernels.best, kv, threads=1), case, lengths)
-    whole = [torch.cat([together.step([(s, 0, 300)])[0], together.step([(s, 300, n)])[0]]) for s, n in enumerate(lengths)]
+    whole = [
+        torch.cat([together.step([(s, 0, 300)])[0], together.step([(s, 300, n)])[0]]) for s, n in enumerate(lengths)
+    ]
     # Alone, with three threads, the last tokens are decodes whose context is split among them.
     split = Run(decoder_of(kernels, case, kernels.best, kv, threads=3), case, lengths)
     for s, n in enumerate(lengths):
         pieces = [split.step([(s, a, b)])[0] for a, b in ((0, 1), (1, 290), (290, n - 4))]
         pieces += [split.step([(s, p, p + 1)])[0] for p in range(n - 4, n - 2)]
         assert torch.equal(torch.cat(pieces), whole[s][: n - 2])
-    pairs = [split.step([(0, lengths[0] - i, lengths[0] - i + 1), (1, lengths[1] - i, lengths[1] - i + 1)]) for i in (2, 1)]
+    pairs = [
+        split.step([(0, lengths[0] - i, lengths[0] - i + 1), (1, lengths[1] - i, lengths[1] - i + 1)]) for i in (2, 1)
+    ]
     for s, n in enumerate(lengths):
         assert torch.equal(torch.cat([pair[s] for pair in pairs]), whole[s][n - 2 :])
 

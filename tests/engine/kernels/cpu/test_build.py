@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from tandem.engine.kernels.cpu import build, native
 from tandem.engine.kernels.cpu.build import build_library, find_compiler
 
@@ -41,8 +42,12 @@ def test_no_compiler_is_a_reason_not_an_error(monkeypatch: pytest.MonkeyPatch, e
     assert "no C++ compiler" in reason
 
 
-def test_a_failing_compiler_is_a_reason_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path) -> None:
-    bad = script(tmp_path / "cxx", 'case "$1" in --version) echo "Bad 1.0";; *) echo "x: error: internal" >&2; exit 1;; esac')
+def test_a_failing_compiler_is_a_reason_not_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path
+) -> None:
+    bad = script(
+        tmp_path / "cxx", 'case "$1" in --version) echo "Bad 1.0";; *) echo "x: error: internal" >&2; exit 1;; esac'
+    )
     monkeypatch.setenv("CXX", str(bad))
     path, reason = build_library(quiet)
     assert path is None
@@ -51,7 +56,9 @@ def test_a_failing_compiler_is_a_reason_not_an_error(monkeypatch: pytest.MonkeyP
     assert not list(empty_cache.glob("*.so"))
 
 
-def test_an_old_compiler_leaves_out_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path) -> None:
+def test_an_old_compiler_leaves_out_what_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path
+) -> None:
     real = find_compiler()
     if real is None:
         pytest.skip("no compiler")
@@ -80,10 +87,15 @@ def test_two_processes_compile_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     if real is None:
         pytest.skip("no compiler")
     log = tmp_path / "log"
-    counting = script(tmp_path / "cxx", f'case "$*" in *-shared*) echo link >> {log};; esac\nexec {" ".join(real.command)} "$@"')
+    counting = script(
+        tmp_path / "cxx", f'case "$*" in *-shared*) echo link >> {log};; esac\nexec {" ".join(real.command)} "$@"'
+    )
     environment = os.environ | {"CXX": str(counting), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     program = "from tandem.engine.kernels.cpu.build import *; print(build_library(extra_flags=('-O0',)).path)"
-    runs = [subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     outputs = [run.communicate(timeout=120)[0] for run in runs]
     assert outputs[0] == outputs[1]
     assert Path(outputs[0].strip()).exists()
@@ -99,8 +111,10 @@ def test_a_cache_that_cannot_be_written_is_replaced(monkeypatch: pytest.MonkeyPa
     assert oct(folder.stat().st_mode)[-3:] == "700"
 
 
-def test_a_processor_that_lies_is_found_out(kernels: native.Kernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """AMX on a machine without it is what a lying machine looks like: the probe must end, the answer must be no, and be kept."""
+def test_a_processor_that_lies_is_found_out(
+    kernels: native.Kernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The probe runs instructions that this machine lacks, as if it had claimed them: the answer must be no, and be kept."""
     if kernels.library.tandem_cpu_supports(native.VARIANTS.index("amx")):
         pytest.skip("this machine has AMX")
     copy = tmp_path / "lib.so"
@@ -110,19 +124,29 @@ def test_a_processor_that_lies_is_found_out(kernels: native.Kernels, monkeypatch
     assert not native.probed(copy, "amx")
 
 
-@pytest.mark.skipif("TANDEM_SANITIZE" not in os.environ, reason="set TANDEM_SANITIZE=1: compiles all with sanitizers, 20 s")
+@pytest.mark.skipif(
+    "TANDEM_SANITIZE" not in os.environ, reason="set TANDEM_SANITIZE=1: compiles all with sanitizers, 20 s"
+)
 def test_under_sanitizers(tmp_path: Path) -> None:
     flags = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
     path, reason = build_library(quiet, flags)
     assert path is not None, reason
-    preload = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
+    preload = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     tests = [str(Path(__file__).with_name(name)) for name in ("test_attention.py", "test_decoder.py")]
     environment = os.environ | {
         "LD_PRELOAD": preload,
         "ASAN_OPTIONS": "detect_leaks=0",
         "TANDEM_TEST_LIBRARY": str(path),
     }
-    run = subprocess.run([sys.executable, "-m", "pytest", "-x", "-q", *tests], env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", *tests],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tandem.engine.kernels.cpu.native import Kernels
 
 TOLERANCE = 1e-4

@@ -26,7 +26,16 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent / "csrc"
 PREBUILT = Path(__file__).parent / "lib"
-BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-w")
+BASE_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-pthread",
+    "-w",
+)
 """No contraction: the same expression gives the same bits wherever it is inlined; where fused is wanted, it is written."""
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -98,7 +107,9 @@ def _from_cache(announce: Callable[[str], None], extra_flags: tuple[str, ...]) -
     if compiler is None:
         return Built(None, _NO_COMPILER)
     key = hashlib.sha256(
-        "\0".join([source_digest(), compiler.version, platform.machine(), *BASE_FLAGS, *extra_flags, repr(VARIANT_FLAGS)]).encode()
+        "\0".join(
+            [source_digest(), compiler.version, platform.machine(), *BASE_FLAGS, *extra_flags, repr(VARIANT_FLAGS)]
+        ).encode()
     ).hexdigest()[:24]
     folder = cache_folder()
     target = folder / f"libtandem-cpu-{key}.so"

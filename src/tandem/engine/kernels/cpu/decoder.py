@@ -130,7 +130,9 @@ class CpuDecoder:
         assert argmax_out.numel() >= samples
         assert logits_out is None or logits_out.shape == (samples, self.spec.vocab_size)
         assert hidden_out is None or hidden_out.shape == (samples, self.spec.hidden_size)
-        arguments = self._arguments(token_ids, positions, query_start, context_len, block_tables, slot_mapping, sample_rows)
+        arguments = self._arguments(
+            token_ids, positions, query_start, context_len, block_tables, slot_mapping, sample_rows
+        )
         arguments.argmax = _int32(argmax_out)
         arguments.logits = _float32(logits_out)
         arguments.hidden_out = _float32(hidden_out)
@@ -156,7 +158,9 @@ class CpuDecoder:
         out = torch.zeros(tokens, strides[1])
         none = torch.zeros(tokens, dtype=torch.int32)
         arguments = self._arguments(none, positions, query_start, context_len, block_tables, slot_mapping, none[:0])
-        wrong = self._library.tandem_decoder_attention(self._open(), ctypes.byref(arguments), layer, padded.data_ptr(), out.data_ptr())
+        wrong = self._library.tandem_decoder_attention(
+            self._open(), ctypes.byref(arguments), layer, padded.data_ptr(), out.data_ptr()
+        )
         assert wrong is None, wrong.decode()
         return out[:, : self.spec.num_heads * self.spec.head_dim].view(tokens, self.spec.num_heads, self.spec.head_dim)
 
@@ -261,7 +265,10 @@ class CpuDecoder:
             attention_soft_cap=spec.attention_soft_cap or 0.0,
             logit_soft_cap=spec.logit_soft_cap or 0.0,
             embedding_scale=spec.embedding_scale,
-            **{name: ctypes.cast(a, ctypes.c_void_p) for name, a in zip(("windows", "groups", "pools", "rope_index"), arrays, strict=True)},
+            **{
+                name: ctypes.cast(a, ctypes.c_void_p)
+                for name, a in zip(("windows", "groups", "pools", "rope_index"), arrays, strict=True)
+            },
             rope=(ctypes.c_void_p * 2)(*(table.data_ptr() for table in tables)),
         )
         return config, [*arrays, *tables]
@@ -292,7 +299,9 @@ class _Loader:
         outputs = (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
         self._matrix(_QKV, layer, [(f"{attention}{name}.weight", (n, h)) for name, n in outputs])
         self._matrix(_OUTPUT, layer, [(f"{attention}o_proj.weight", (h, q))])
-        self._matrix(_GATE_UP, layer, [(f"{mlp}{name}.weight", (spec.intermediate_size, h)) for name in ("gate_proj", "up_proj")])
+        self._matrix(
+            _GATE_UP, layer, [(f"{mlp}{name}.weight", (spec.intermediate_size, h)) for name in ("gate_proj", "up_proj")]
+        )
         self._matrix(_DOWN, layer, [(f"{mlp}down_proj.weight", (h, spec.intermediate_size))])
         if spec.qkv_bias:
             self._vectors(_BIAS, layer, [self._float(f"{attention}{name}.bias", (n,)) for name, n in outputs])
@@ -319,7 +328,9 @@ class _Loader:
         if dtype not in (torch.float32, torch.bfloat16, torch.float16) or any(t.dtype != dtype for t in tensors):
             tensors, dtype = [t.float() for t in tensors], torch.float32
         pointers = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
-        self._library.tandem_decoder_load_matrix(self._handle, role, layer, pointers, DTYPES[str(dtype).removeprefix("torch.")])
+        self._library.tandem_decoder_load_matrix(
+            self._handle, role, layer, pointers, DTYPES[str(dtype).removeprefix("torch.")]
+        )
 
     def _float(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._tensor(name, shape, torch.float32).float()
@@ -336,7 +347,9 @@ class _Loader:
 def check_supported(spec: ModelSpec, block_size: int) -> None:
     """Raises ModelUnsupported for what the kernels don't have."""
     if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
-        raise ModelUnsupported(f"Heads of {spec.head_dim} values; the CPU kernels take even sizes up to {MAX_HEAD_DIM}.")
+        raise ModelUnsupported(
+            f"Heads of {spec.head_dim} values; the CPU kernels take even sizes up to {MAX_HEAD_DIM}."
+        )
     if spec.num_heads % spec.num_kv_heads:
         raise ModelUnsupported(f"{spec.num_heads} heads can't share {spec.num_kv_heads} KV heads evenly.")
     assert block_size & (block_size - 1) == 0

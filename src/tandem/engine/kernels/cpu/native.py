@@ -17,6 +17,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_vo
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tandem.engine.kernels.cpu.build import VARIANT_FLAGS, build_library, say
 
@@ -30,11 +31,20 @@ class Config(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("variant", "threads", "spin_us")),
-        *((name, c_int32) for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "vocab")),
+        *(
+            (name, c_int32)
+            for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "vocab")
+        ),
         *((name, c_int32) for name in ("weight_dtype", "kv_dtype")),
-        *((name, c_int32) for name in ("block_size", "num_blocks", "num_pools", "num_groups", "max_tokens", "max_seqs")),
+        *(
+            (name, c_int32)
+            for name in ("block_size", "num_blocks", "num_pools", "num_groups", "max_tokens", "max_seqs")
+        ),
         *((name, c_int32) for name in ("max_context", "activation", "tied", "qkv_bias", "qk_norm", "post_norms")),
-        *((name, c_float) for name in ("norm_eps", "attention_scale", "attention_soft_cap", "logit_soft_cap", "embedding_scale")),
+        *(
+            (name, c_float)
+            for name in ("norm_eps", "attention_scale", "attention_soft_cap", "logit_soft_cap", "embedding_scale")
+        ),
         *((name, c_void_p) for name in ("windows", "groups", "pools", "rope_index")),
         ("rope", c_void_p * 2),
     )
@@ -50,7 +60,7 @@ class StepArgs(Structure):
     )
 
 
-_SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[object]] | None, tuple[object, ...]]] = {
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_abi": (c_int32, ()),
     "tandem_variant_name": (c_char_p, (c_int32,)),
     "tandem_cpu_supports": (c_int32, (c_int32,)),
@@ -157,7 +167,9 @@ def _probe(path: Path, variant: str) -> bool:
 def _machine_key() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "stepping"))}))
+        cpu = "\n".join(
+            sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "stepping"))})
+        )
     except OSError:
         cpu = platform.processor()
     return hashlib.sha256(f"{cpu}\n{platform.release()}".encode()).hexdigest()[:12]
