@@ -64,7 +64,7 @@ def test_tool_call_history() -> None:
         {"role": "user", "content": [{"type": "text", "text": "and "}, {"type": "text", "text": "Rome?"}]},
     ]
     assert render(template, *conversation) == (
-        "<|user|>weather?\n<|assistant|>[get_weather:city=Oslo;]\n<|tool|>4 degrees\n<|assistant|>Cold.\n<|user|>and Rome?\n"
+        "<|user|>weather?<|assistant|>[get_weather:city=Oslo;]<|tool|>4 degrees<|assistant|>Cold.<|user|>and Rome?"
     )
 
 
@@ -73,7 +73,7 @@ def test_a_null_content_is_neither_none_nor_missing() -> None:
     assert render(template, {"role": "assistant", "content": None}) == "False True []"
 
 
-@pytest.mark.parametrize("content", ["OK!\n", "OK! ", "OK!", " \n", ""])
+@pytest.mark.parametrize("content", ["OK!\n", "OK! ", "OK!", ""])
 @pytest.mark.parametrize("template", [CHATML, LLAMA3_TEMPLATE, GEMMA_TEMPLATE])
 def test_a_continued_message_keeps_its_white_space(template: str, content: str) -> None:
     """tpl-03: nothing is behind the content, though the template would end the turn, or trim it."""
@@ -129,28 +129,30 @@ def test_variables_of_templates() -> None:
 
 
 def test_text_can_be_changed_after_normalisation() -> None:
-    function = {"name": "f", "arguments": '{"k": "\\u0061"}'}
-    message = {"role": "assistant", "content": "b", "tool_calls": [{"function": function}]}
+    function = {"name": "f", "arguments": '{"z": "\\u0079"}'}
+    message = {"role": "assistant", "content": "x", "tool_calls": [{"function": function}]}
     template = "{{ messages[0].content }}{{ messages[0].tool_calls[0].function.arguments | tojson }}{{ x }}"
-    settings = {"x": "c"}
-    assert render(template, message, chat_template_kwargs=settings, change_text=str.upper) == 'B{"K": "A"}C'
+
+    def change(text: str) -> str:
+        return text.translate({ord(letter): letter.upper() for letter in "vwxyz"})
+
+    assert render(template, message, chat_template_kwargs={"x": "w"}, change_text=change) == 'X{"Z": "Y"}W'
 
 
 def test_threads_share_a_template() -> None:
-    template, wrong = ChatTemplate(CHATML), []
+    template, wrong = ChatTemplate(CHATML), list[bool]()
 
     def work(name: str) -> None:
         message = {"role": "user", "content": name * 100}
         for _ in range(50):
-            if template.render([message]) != f"<|im_start|>user\n{name * 100}<|im_end|>\n":
-                wrong.append(name)
+            wrong.append(template.render([message]) != f"<|im_start|>user\n{name * 100}<|im_end|>\n")
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert wrong == [False] * 200
 
 
 def test_a_long_conversation_is_not_too_much() -> None:

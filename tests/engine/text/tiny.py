@@ -39,7 +39,7 @@ def byte_level(pre: str = "llama-bpe", special: Sequence[str] = SPECIAL, plain: 
 
 def sentencepiece(prefix_space: bool = True) -> Json:
     """A tokenizer.json in the manner of Llama 2: ▁ for spaces, <0xNN> for what has no piece, BOS by template."""
-    merges = _merges(PIECES)
+    merges = _all_merges([*dict.fromkeys(map("".join, _merges(PIECES)))])
     named = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     letters = sorted({letter for piece in PIECES for letter in piece})
     vocab = {piece: rank for rank, piece in enumerate(dict.fromkeys([*named, *letters, *map("".join, merges)]))}
@@ -100,6 +100,14 @@ def _merges(words: Sequence[str]) -> list[list[str]]:
     """Each word grows letter by letter from its left end."""
     steps = [(word[:cut], word[cut]) for word in words for cut in range(1, len(word))]
     return [list(step) for step in dict.fromkeys(steps)]
+
+
+def _all_merges(pieces: Sequence[str]) -> list[list[str]]:
+    """Every two pieces whose join is a piece; the best join first, of equal ones that with the longer left part."""
+    known = {*pieces, *"".join(pieces)}
+    cuts = [(rank, -cut) for rank, piece in enumerate(pieces) for cut in range(1, len(piece))]
+    found = [[pieces[rank][:-cut], pieces[rank][-cut:]] for rank, cut in sorted(cuts)]
+    return [merge for merge in found if known.issuperset(merge)]
 
 
 def _added(special: Sequence[str], plain: Sequence[str], first: int) -> list[Json]:

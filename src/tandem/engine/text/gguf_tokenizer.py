@@ -35,13 +35,14 @@ def gguf_parts(text: TextFiles) -> TokenizerParts:
     vocabulary = vocabulary_of(tokens)
     pre_tokenizer = _pre_tokenizer(tokens) if tokens.model == "gpt2" else None
     rules = _byte_level(tokens, pre_tokenizer) if pre_tokenizer else _sentencepiece(tokens)
-    adds_bos = pre_tokenizer.adds_bos if pre_tokenizer else True
+    adds_bos = tokens.flag("add_bos_token", pre_tokenizer.adds_bos if pre_tokenizer else True)
+    adds_eos = tokens.flag("add_eos_token", False)
     bos, eos = tokens.token_id("bos_token_id"), tokens.token_id("eos_token_id")
     return TokenizerParts(
         native=_native(rules, vocabulary, tokens),
         vocabulary=vocabulary,
-        prefix_ids=[bos] if bos is not None and tokens.flag("add_bos_token", adds_bos) else [],
-        suffix_ids=[eos] if eos is not None and tokens.flag("add_eos_token", False) else [],
+        prefix_ids=[bos] if adds_bos and bos is not None else [],
+        suffix_ids=[eos] if adds_eos and eos is not None else [],
         special_tokens={
             name: tokens.pieces[token_id]
             for name, key in _NAMES.items()
