@@ -17,7 +17,11 @@ def call(arguments: Any) -> dict[str, Any]:
 
 def test_content_is_always_a_text() -> None:
     parts = [{"type": "text", "text": "and "}, {"type": "text", "text": "Rome?"}]
-    given = [{"role": "user", "content": parts}, {"role": "assistant"}, {"role": "user", "content": None}]
+    given: list[dict[str, Any]] = [
+        {"role": "user", "content": parts},
+        {"role": "assistant"},
+        {"role": "user", "content": None},
+    ]
     assert [message["content"] for message in normalize_messages(given)] == ["and Rome?", "", ""]
 
 

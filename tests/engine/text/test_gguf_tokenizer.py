@@ -72,7 +72,7 @@ def test_digits_are_split_as_the_name_says() -> None:
 def test_bos_where_the_file_says_and_else_where_the_family_does() -> None:
     def adds(pre: str, **more: Any) -> bool:
         document = tiny.byte_level(pre)
-        bos = document["added_tokens"][0]["id"]
+        bos: int = document["added_tokens"][0]["id"]
         return load_tokenizer(tiny.as_gguf(document, pre, bos_token_id=bos, **more)).encode("x")[0] == bos
 
     assert adds("llama-bpe")

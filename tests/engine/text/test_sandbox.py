@@ -13,9 +13,7 @@ from tandem.core.errors import InvalidRequest, ModelDamaged
 from tandem.engine.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "a" * 1000}]
-DOUBLING = (
-    "{% set ns = namespace(x='a', l=['a'], d={}) %}{% for i in range(100) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
-)
+DOUBLING = "{% set ns = namespace(x='a', l=['a']) %}{% for i in range(100) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
 NESTING = "{% set ns = namespace(x=['a']) %}{% for i in range(100) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 
 REACHING_OUT = [
@@ -101,7 +99,7 @@ def test_hostile_templates_are_refused(source: str) -> None:
     """sec-03: as a client error, with nothing read, run or changed."""
     messages = [dict(message) for message in MESSAGES]
     with pytest.raises(InvalidRequest, match="chat template"):
-        ChatTemplate(source, time_limit_s=0.3).render(messages)
+        ChatTemplate(source, time_limit_s=0.15).render(messages)
     assert messages == MESSAGES
 
 

@@ -34,7 +34,7 @@ def test_byte_level_pieces_are_mapped_back_and_added_tokens_are_not() -> None:
         "caf é".encode(),
         b"",
     ]
-    assert (len(table), table.special_ids) == (5, {2})
+    assert (len(table), table.special_ids) == (5, frozenset({2}))
 
 
 def test_sentencepiece_pieces() -> None:

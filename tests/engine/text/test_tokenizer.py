@@ -51,9 +51,9 @@ def test_smollm2_equals_its_own_tokenizer(smollm2_tokenizer: Tokenizer, smollm2_
     values = smollm2_text.values
     vocab = {piece: rank for rank, piece in enumerate(values["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ")) for merge in values["tokenizer.ggml.merges"]]
-    reference = NativeTokenizer(models.BPE(vocab=vocab, merges=merges))  # type: ignore[arg-type]
+    reference = NativeTokenizer(models.BPE(vocab=vocab, merges=merges))
     digits = pre_tokenizers.Digits(individual_digits=True)
-    reference.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])  # type: ignore[assignment]
+    reference.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     for text in [*STRINGS, CODE]:
         ids = smollm2_tokenizer.encode(text, add_special_tokens=False)
         assert ids == reference.encode(text).ids
