@@ -50,7 +50,7 @@ def test_arguments_are_objects(arguments: Any, parsed: dict[str, Any]) -> None:
         (call('{"a": NaN}'), "NaN"),
         (call("[1]"), "JSON object"),
         (call("1" * 5000), "JSON"),
-        (call("[" * 100_000), "deeply"),
+        (call("[" * 100_000), "recursion"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "image_url"),
         ({"role": "user", "content": [{"type": "text"}]}, "must be a text"),
         ({"role": "user", "content": [3]}, "parts"),

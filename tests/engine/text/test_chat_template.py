@@ -139,6 +139,27 @@ def test_text_can_be_changed_after_normalisation() -> None:
     assert render(template, message, chat_template_kwargs={"x": "w"}, change_text=change) == 'X{"Z": "Y"}W'
 
 
+def test_what_is_nested_too_deeply_is_a_400() -> None:
+    nested: Any = "x"
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(InvalidRequest, match="deeply"):
+        render(CHATML, tools=[{"x": nested}])
+    with pytest.raises(InvalidRequest, match="deeply"):
+        render(CHATML, {"role": "user", "content": "x", "extra": nested})
+
+
+def test_a_refusal_while_continuing_shows_no_mark() -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        render(
+            "{{ raise_exception(messages[1].content) }}",
+            USER,
+            {"role": "assistant", "content": "ok"},
+            continue_final_message=True,
+        )
+    assert raised.value.message == "ok"
+
+
 def test_threads_share_a_template() -> None:
     template, wrong = ChatTemplate(CHATML), list[bool]()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 from tandem.engine.text.control_tokens import ControlToken, ControlTokens
 from tandem.engine.text.vocabulary import AddedToken
@@ -47,6 +48,15 @@ def test_the_beginning_of_a_token_at_the_end_is_broken_up_too() -> None:
     assert control.defuse("a<", "!") == "a<!"
     assert control.defuse("a<b", "!") == "a<b"
     assert control.defuse("a<|im_ b", "!") == "a<|im_ b"
+
+
+def test_a_page_full_of_tags_costs_little() -> None:
+    """Each "<" is looked at, but neither with all tokens nor with the rest of the page."""
+    control, page = tokens(*(f"<unused{number}>" for number in range(6000))), "<b>x</b> " * 50_000
+    start = time.monotonic()
+    assert control.defuse(page, "!") == page
+    assert not list(control.find_all(page))
+    assert time.monotonic() - start < 2
 
 
 def test_a_vocabulary_without_control_tokens() -> None:

@@ -27,10 +27,7 @@ def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """
     if not messages:
         _refuse("messages is empty; a chat needs at least one message.")
-    try:
-        return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
-    except RecursionError as error:
-        raise InvalidRequest("messages are nested too deeply.", param="messages") from error
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
 def _message(message: Mapping[str, Any], where: str) -> Message:
@@ -90,7 +87,7 @@ def _arguments(value: Any, where: str) -> dict[str, Any]:
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{where} isn't valid JSON: {error}.", param="messages") from error
 
 

@@ -16,6 +16,12 @@ from tandem.engine.text.chat_template import ChatTemplate, unguessable
 from tandem.engine.text.tokenizer import Tokenizer
 
 
+def chat_template_of(tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The model's own template, compiled; None if it has none. Raises `ModelDamaged`."""
+    source = tokenizer.chat_template
+    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+
+
 def render_and_encode(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,

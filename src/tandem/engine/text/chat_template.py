@@ -57,35 +57,21 @@ class ChatTemplate:
         `continue_final_message` leaves the last turn open, right behind its content, every blank of it included.
         `change_text` is applied to all texts of the request, once they are normalised.
         """
-        if continue_final_message and add_generation_prompt:
-            raise InvalidRequest(
-                "add_generation_prompt and continue_final_message exclude each other: one opens a new turn, the other "
-                "goes on with the last.",
-                param="continue_final_message",
-            )
-        normal, settings = normalize_messages(messages), _checked(chat_template_kwargs or {})
-        given_tools: Any = list(tools) if tools else None
-        if change_text is not None:
-            normal, settings, given_tools = _changed(normal, settings, given_tools, change_text)
-        end_mark = _mark_end(normal) if continue_final_message else None
-        if add_generation_prompt is None:
-            add_generation_prompt = not continue_final_message
-        variables = {
-            **self._special_tokens,
-            "documents": None,
-            **settings,
-            "messages": normal,
-            "tools": given_tools,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        prompt = self._run(variables)
-        return prompt if end_mark is None else _cut_at(prompt, end_mark)
+        variables = _variables(messages, tools, chat_template_kwargs or {}, change_text or _unchanged)
+        variables["add_generation_prompt"] = _opens_turn(add_generation_prompt, continue_final_message)
+        if not continue_final_message:
+            return self._run(variables)
+        mark = _mark_end(variables["messages"])
+        try:
+            return _cut_at(self._run(variables), mark)
+        except InvalidRequest as error:  # a template's own words may quote the message that is marked
+            raise InvalidRequest(error.message.replace(mark, ""), param=error.param) from error
 
     def _run(self, variables: dict[str, Any]) -> str:
-        size_limit = max(MIN_SIZE_LIMIT, 4 * _num_chars(variables))
         try:
+            size_limit = max(MIN_SIZE_LIMIT, 4 * _num_chars(variables))
             with spending(Budget(self._time_limit_s, _WORK_FACTOR * size_limit)):
-                return _collect(self._template, variables, size_limit)
+                return _collect(self._template, {**self._special_tokens, **variables}, size_limit)
         except TemplateRefused as error:
             raise InvalidRequest(f"{error}", param="messages") from error
         except TooCostly as error:
@@ -110,7 +96,7 @@ def _compile(source: str, time_limit_s: float) -> Template:
         line = getattr(error, "lineno", None)
         place = f" in line {line}" if line else ""
         raise ModelDamaged(f"the model's chat template isn't valid{place}: {error}.") from error
-    except (TooCostly, RecursionError, SyntaxError, MemoryError, ValueError) as error:
+    except Exception as error:  # SyntaxError, RecursionError, TooCostly, …: whatever compiling it runs into
         raise ModelDamaged(f"the model's chat template can't be compiled: {error}.") from error
 
 
@@ -133,23 +119,41 @@ def _num_chars(value: Any) -> int:
     return sum(map(_num_chars, value)) if isinstance(value, list | tuple) else 0
 
 
-def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _opens_turn(add_generation_prompt: bool | None, continue_final_message: bool) -> bool:
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest(
+            "add_generation_prompt and continue_final_message exclude each other: one opens a new turn, the other goes "
+            "on with the last.",
+            param="continue_final_message",
+        )
+    return not continue_final_message if add_generation_prompt is None else add_generation_prompt
+
+
+def _variables(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    settings: Mapping[str, Any],
+    change: Callable[[str], str],
+) -> dict[str, Any]:
+    """What the request gives the template, its texts changed."""
     if taken := sorted(_RESERVED & settings.keys()):
         raise InvalidRequest(
             f"chat_template_kwargs can't set {', '.join(taken)}: the request has a field for it or the server decides.",
             param="chat_template_kwargs",
         )
-    return dict(settings)
+    try:
+        return {
+            "documents": None,
+            **{name: map_texts(value, change) for name, value in settings.items()},
+            "messages": [map_message(message, change) for message in normalize_messages(messages)],
+            "tools": map_texts(tools, change) if tools else None,
+        }
+    except RecursionError as error:
+        raise InvalidRequest("messages or tools are nested too deeply.", param="messages") from error
 
 
-def _changed(
-    messages: list[Message], settings: dict[str, Any], tools: Any, change: Callable[[str], str]
-) -> tuple[list[Message], dict[str, Any], Any]:
-    return (
-        [map_message(message, change) for message in messages],
-        {name: map_texts(value, change) for name, value in settings.items()},
-        map_texts(tools, change),
-    )
+def _unchanged(text: str) -> str:
+    return text
 
 
 def _mark_end(messages: list[Message]) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tandem.engine.text.vocabulary import AddedToken
 
 _NEVER = re.compile(r"(?!)")
+_BLANK = re.compile(r"\s+")
 
 
 class ControlToken(NamedTuple):
@@ -56,7 +57,7 @@ class ControlTokens:
             return text
         parts, start = [], 0
         for place in self._first.finditer(text):
-            if self._at(text, place.start()) is not None or self._begins_one(text[place.start() :]):
+            if self._at(text, place.start()) is not None or self._begins_at(text, place.start()):
                 parts += [text[start : place.end()], breaker]
                 start = place.end()
         return "".join([*parts, text[start:]]) if parts else text
@@ -68,9 +69,11 @@ class ControlTokens:
                 return token
         return None
 
-    def _begins_one(self, rest: str) -> bool:
-        if len(rest) >= self._lengths[rest[0]][0]:
+    def _begins_at(self, text: str, start: int) -> bool:
+        """Whether the rest of the text is the beginning of a token. In sorted order, its continuations follow it."""
+        if len(text) - start >= self._lengths[text[start]][0]:
             return False
+        rest = text[start:]
         following = bisect_right(self._spellings, rest)
         return following < len(self._spellings) and self._spellings[following].startswith(rest)
 
@@ -79,14 +82,14 @@ def _stands_alone(text: str, start: int, token: AddedToken) -> bool:
     if not token.single_word:
         return True
     end = start + len(token.content)
-    return not (text[:start][-1:].isalnum() or text[end : end + 1].isalnum())
+    return not (text[max(0, start - 1) : start].isalnum() or text[end : end + 1].isalnum())
 
 
 def _span(text: str, start: int, token: AddedToken, limit: int) -> tuple[int, int]:
     """Where the token reaches with the white space it swallows, back to `limit` at most."""
     end = start + len(token.content)
     if token.lstrip:
-        start = max(limit, len(text[:start].rstrip()))
-    if token.rstrip:
-        end = len(text) - len(text[end:].lstrip())
+        start = limit + len(text[limit:start].rstrip())
+    if token.rstrip and (blank := _BLANK.match(text, end)):
+        end = blank.end()
     return start, end

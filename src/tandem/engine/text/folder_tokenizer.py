@@ -63,8 +63,7 @@ def _affixes(
     """What goes before and behind a text: as the configuration says if it does, else as tokenizer.json would do it."""
     if "add_bos_token" not in config and "add_eos_token" not in config:
         return _observed_affixes(native)
-    ids = {token.content: token.id for token in vocabulary.added.values()}
-    bos, eos = (ids.get(special_tokens.get(name, "")) for name in ("bos_token", "eos_token"))
+    bos, eos = (vocabulary.id_of(special_tokens.get(name)) for name in ("bos_token", "eos_token"))
     return (
         [bos] if config.get("add_bos_token") and bos is not None else [],
         [eos] if config.get("add_eos_token") and eos is not None else [],

@@ -43,7 +43,8 @@ class TokenBytes:
 
     def join(self, token_ids: Iterable[int], skip: frozenset[int] = frozenset()) -> bytes:
         """The bytes of these tokens in a row, without those in `skip`."""
-        return b"".join([self[token_id] for token_id in token_ids if token_id not in skip])
+        table, size = self._table, len(self._table)
+        return b"".join([table[token_id] for token_id in token_ids if token_id < size and token_id not in skip])
 
 
 def load_token_bytes(text: TextFiles) -> TokenBytes:

@@ -36,22 +36,16 @@ class Tokenizer:
         """Name → text, for chat templates: `bos_token`, `eos_token`, …"""
         self.chat_template = parts.chat_template
         """The model's own, or None."""
-        self._ids = {token.content: token.id for token in vocabulary.added.values()}
+        self.bos_token_id = vocabulary.id_of(self.special_tokens.get("bos_token"))
+        self.eos_token_id = vocabulary.id_of(self.special_tokens.get("eos_token"))
+        """The tokenizer's own. A model may end at others too: see `ModelSpec.eos_token_ids`."""
+        self._unk_token_id = vocabulary.id_of(self.special_tokens.get("unk_token"))
         self._added = list(vocabulary.added.values())
         self._prefix_ids = parts.prefix_ids
         self._suffix_ids = parts.suffix_ids
         self._native = parts.native
         self._mark = f"\ufdd0{token_hex(8)}\ufdd0"
         self._plain = _plain_twin(parts.native, vocabulary, self._mark)
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self._ids.get(self.special_tokens.get("bos_token", ""))
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The tokenizer's own. A model may end at others too: see `ModelSpec.eos_token_ids`."""
-        return self._ids.get(self.special_tokens.get("eos_token", ""))
 
     @cached_property
     def control_tokens(self) -> ControlTokens:
@@ -83,8 +77,7 @@ class Tokenizer:
     @cached_property
     def _control_ids(self) -> frozenset[int]:
         """Without the unknown token, which stands for ordinary characters."""
-        unknown = self._ids.get(self.special_tokens.get("unk_token", ""))
-        return frozenset(token.id for token in self._added if token.is_control and token.id != unknown)
+        return frozenset(token.id for token in self._added if token.is_control and token.id != self._unk_token_id)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Bytes that aren't UTF-8 become U+FFFD, as in `IncrementalDetokenizer`."""

@@ -64,6 +64,12 @@ class Vocabulary:
     def special_ids(self) -> frozenset[int]:
         return frozenset(token.id for token in self.added.values() if token.special)
 
+    def id_of(self, text: str | None) -> int | None:
+        """The id of the token that is spelled so, if there is one. Searches: not for hot paths."""
+        if not text:
+            return None
+        return next((token_id for token_id, piece in enumerate(self.pieces) if piece == text), None)
+
 
 def pieces_by_id(tokens: Iterable[tuple[int, str]], path: Path) -> list[str]:
     """A list with "" in the gaps. Raises `ModelDamaged` for ids that can't be."""
