@@ -1,4 +1,7 @@
-"""A streamed chat through OpenAI's client. Start `tandem serve` first; then: .venv/bin/python examples/chat_client.py"""
+"""A streamed chat through OpenAI's client.
+
+Start `tandem serve` first; then run: .venv/bin/python examples/chat_client.py
+"""
 
 from __future__ import annotations
 

@@ -159,9 +159,10 @@ def test_salts_keep_tenants_apart(client: openai.OpenAI) -> None:
         cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
     assert cached[:3] == [0, 0, 0]
     assert cached[3] >= 48
-    for salt in ({"cache_salt": ""}, {"cache_salt": 5}):
+    bad: dict[str, Any]
+    for bad in ({"cache_salt": ""}, {"cache_salt": 5}):
         with pytest.raises(openai.BadRequestError):
-            client.chat.completions.create(model="smollm2-135m", messages=QUESTION, extra_body=salt)
+            client.chat.completions.create(model="smollm2-135m", messages=QUESTION, extra_body=bad)
 
 
 def test_control_text_in_a_message_stays_text(served: Served) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ NUM_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
-def llm(smollm2: Path) -> Iterator[LLM]:
-    yield LLM(str(smollm2), dtype="float32", kv_memory_gib=1.0, max_num_seqs=16)
+def llm(smollm2: Path) -> LLM:
+    return LLM(str(smollm2), dtype="float32", kv_memory_gib=1.0, max_num_seqs=16)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def transformers_tokens(model: Any, prompts: list[list[int]], **options: Any) ->
     longest = max(len(p) for p in prompts)
     ids = torch.tensor([[2] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    plain = dict(do_sample=False, eos_token_id=None, pad_token_id=2)
+    plain = {"do_sample": False, "eos_token_id": None, "pad_token_id": 2}
     output = model.generate(ids, attention_mask=mask, **plain | options)
     return [row[longest:].tolist() for row in output]
 
@@ -88,7 +87,7 @@ def test_prompt_logprobs_are_the_models(llm: LLM, reference: Any) -> None:
 
 def test_cold_and_warm_runs_agree_also_after_a_stop(llm: LLM) -> None:
     """Bug case pc-03."""
-    prompt = "The quick brown fox jumps over the lazy dog, and then it runs away into the deep dark forest where nobody lives but"
+    prompt = "The quick brown fox jumps over the lazy dog, and then it runs away into the deep dark forest where few live but"
     wanted = greedy(logprobs=3)
     (cold,) = llm.generate(prompt, wanted, use_tqdm=False)
     (warm,) = llm.generate(prompt, wanted, use_tqdm=False)
@@ -137,9 +136,9 @@ def test_seeds_reproduce_alone_and_in_a_batch(llm: LLM) -> None:
 
 
 def test_n_answers_differ_and_the_first_is_that_of_n_1(llm: LLM) -> None:
-    params = dict(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True)
-    (three,) = llm.generate(PROMPTS[2], SamplingParams(n=3, **params), use_tqdm=False)  # type: ignore[arg-type]
-    (one,) = llm.generate(PROMPTS[2], SamplingParams(**params), use_tqdm=False)  # type: ignore[arg-type]
+    params: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 12, "ignore_eos": True}
+    (three,) = llm.generate(PROMPTS[2], SamplingParams(n=3, **params), use_tqdm=False)
+    (one,) = llm.generate(PROMPTS[2], SamplingParams(**params), use_tqdm=False)
     texts = [answer.text for answer in three.outputs]
     assert [answer.index for answer in three.outputs] == [0, 1, 2]
     assert len(set(texts)) == 3

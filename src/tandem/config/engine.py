@@ -27,6 +27,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="Type of weights and arithmetic. auto: bfloat16 where the device multiplies it natively."),
     ] = "auto"
     kv_dtype: Annotated[DTypeChoice, Meta(description="Type of the KV cache. auto: the same as dtype.")] = "auto"
+    kernels: Annotated[
+        Literal["auto", "native", "reference"],
+        Meta(description="Compiled CPU kernels, or the plain torch reference. auto: native where they can be had."),
+    ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024, description="CPU threads that compute. 0: every core allowed.")] = 0
 
     max_model_len: (

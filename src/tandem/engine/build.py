@@ -14,6 +14,8 @@ from tandem.core.clock import Clock
 from tandem.core.errors import ConfigError
 from tandem.core.types import DType
 from tandem.engine.core import EngineCore
+from tandem.engine.kernels.cpu.decoder import CpuDecoder
+from tandem.engine.kernels.cpu.native import Kernels, load_kernels
 from tandem.engine.kvcache.manager import KVCacheManager
 from tandem.engine.loading.base import Checkpoint
 from tandem.engine.memory import ELEMENT_BYTES, MemoryPlan, plan_memory
@@ -22,6 +24,7 @@ from tandem.engine.models.decoder import Decoder
 from tandem.engine.runner.base import ModelRunner
 from tandem.engine.runner.batch import BlockTableRows
 from tandem.engine.runner.eager import EagerRunner
+from tandem.engine.runner.native import NativeRunner
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.stats import StatsKeeper
 from tandem.engine.watching import text_watcher
@@ -43,7 +46,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, clock: Clock) -> 
     spec = checkpoint.spec
     # Planned before anything is loaded: what doesn't fit is refused at once, and the estimate is exact for these types.
     memory = plan_memory(spec, config, kv_dtype, spec.num_parameters * ELEMENT_BYTES[dtype])
-    runner = _make_runner(config, checkpoint, memory, dtype, kv_dtype)
+    runner = _make_runner(config, checkpoint, memory, dtype, kv_dtype, threads)
     kv = KVCacheManager(
         memory.num_blocks,
         memory.block_size,
@@ -75,15 +78,57 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, clock: Clock) -> 
 
 
 def _make_runner(
-    config: EngineConfig, checkpoint: Checkpoint, memory: MemoryPlan, dtype: DType, kv_dtype: DType
+    config: EngineConfig, checkpoint: Checkpoint, memory: MemoryPlan, dtype: DType, kv_dtype: DType, threads: int
 ) -> ModelRunner:
+    tables = BlockTableRows(len(memory.groups), config.max_num_seqs, -(-memory.max_model_len // memory.block_size))
+    kernels, reason = (None, "as asked") if config.kernels == "reference" else _native_kernels(dtype, kv_dtype)
+    if kernels is not None:
+        return NativeRunner(_native_decoder(config, checkpoint, memory, dtype, kv_dtype, threads, kernels), tables)
+    if config.kernels == "native":
+        raise ConfigError(f"kernels is 'native', but there are none: {reason}. Use --kernels auto.")
+    return _reference_runner(checkpoint, memory, dtype, kv_dtype, tables, reason)
+
+
+def _native_kernels(dtype: DType, kv_dtype: DType) -> tuple[Kernels | None, str]:
+    if "float16" in (dtype, kv_dtype):
+        return None, "they have no float16"
+    return load_kernels()
+
+
+def _native_decoder(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    memory: MemoryPlan,
+    dtype: DType,
+    kv_dtype: DType,
+    threads: int,
+    kernels: Kernels,
+) -> CpuDecoder:
+    assert dtype != "float16"
+    assert kv_dtype != "float16"
+    return CpuDecoder(
+        checkpoint.spec,
+        checkpoint.read,
+        kernels=kernels,
+        weight_dtype=dtype,
+        kv_dtype=kv_dtype,
+        threads=threads,
+        block_size=memory.block_size,
+        num_blocks=memory.num_blocks,
+        max_tokens=config.max_num_batched_tokens,
+        groups=memory.groups,
+    )
+
+
+def _reference_runner(
+    checkpoint: Checkpoint, memory: MemoryPlan, dtype: DType, kv_dtype: DType, tables: BlockTableRows, reason: str
+) -> EagerRunner:
     spec = checkpoint.spec
     decoder = Decoder(spec, memory.groups, checkpoint, getattr(torch, dtype))
     shape = (2, memory.num_blocks, spec.num_kv_heads, memory.block_size, spec.head_dim)
     # torch.empty touches no page: blocks cost memory when they are first written.
     caches = [torch.empty(shape, dtype=getattr(torch, kv_dtype)) for _ in memory.groups[0].layers]
-    max_blocks = -(-memory.max_model_len // memory.block_size)
-    return EagerRunner(decoder, caches, BlockTableRows(len(memory.groups), config.max_num_seqs, max_blocks))
+    return EagerRunner(decoder, caches, tables, reason)
 
 
 def _set_threads(config: EngineConfig) -> int:

@@ -27,8 +27,7 @@ from tandem.engine.loading.progress import ConsoleProgress
 from tandem.engine.loading.sources import resolve
 from tandem.engine.messages import EngineStats, NewRequest, Output, Ready
 from tandem.engine.outputs import CompletionOutput, RequestOutput
-from tandem.engine.text.chat_prompt import render_and_encode
-from tandem.engine.text.chat_template import ChatTemplate
+from tandem.engine.text.chat_prompt import chat_template_of, render_and_encode
 from tandem.engine.text.text_stream import TextStream
 from tandem.engine.text.tokenizer import load_tokenizer
 
@@ -59,8 +58,7 @@ class LLM:
     def _load(self, config: EngineConfig) -> None:
         checkpoint = open_checkpoint(resolve(config.model, progress=ConsoleProgress()))
         self.tokenizer = load_tokenizer(checkpoint.text)
-        source = self.tokenizer.chat_template
-        self._template = ChatTemplate(source, self.tokenizer.special_tokens) if source else None
+        self._template = chat_template_of(self.tokenizer)
         built = build_engine(config, checkpoint, SystemClock())
         self.info: Ready = built.ready
         self._core = built.core

@@ -10,8 +10,7 @@ import msgspec
 from tandem.config.server import ServerConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.loading.base import TextFiles
-from tandem.engine.text.chat_prompt import render_and_encode
-from tandem.engine.text.chat_template import ChatTemplate
+from tandem.engine.text.chat_prompt import chat_template_of, render_and_encode
 from tandem.engine.text.text_stream import TextStream
 from tandem.engine.text.tokenizer import load_tokenizer
 from tandem.protocol.chat import ChatCompletionRequest
@@ -23,8 +22,7 @@ class LocalText:
 
     def __init__(self, files: TextFiles, config: ServerConfig) -> None:
         self._tokenizer = load_tokenizer(files)
-        source = self._tokenizer.chat_template
-        self._template = ChatTemplate(source, self._tokenizer.special_tokens) if source else None
+        self._template = chat_template_of(self._tokenizer)
         self._parse_special = config.parse_special_in_messages
 
     def render_chat(self, request: ChatCompletionRequest) -> list[int]:

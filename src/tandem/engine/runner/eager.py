@@ -20,8 +20,8 @@ from tandem.engine.scheduler import StepPlan
 class EagerRunner:
     """`caches`: one tensor for each layer of a group, [2, blocks, K, block_size, D]; this runner owns them."""
 
-    def __init__(self, decoder: Decoder, caches: list[Tensor], tables: BlockTableRows) -> None:
-        self.name = "paged (torch reference)"
+    def __init__(self, decoder: Decoder, caches: list[Tensor], tables: BlockTableRows, reason: str) -> None:
+        self.name = f"paged (torch reference: {reason})"
         self._decoder = decoder
         self._caches = caches
         self._tables = tables
