@@ -1,4 +1,4 @@
-"""Stand-ins for the engine core and the text layer, and a real server around them.
+"""Stand-ins for the engine core and the text layer.
 
 The tokenizer's tokens are the 256 bytes, so a character beyond ASCII is several tokens, and every expected count can be
 read off a string. What the engine answers is a script: an async generator over `Output`s.
@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import aiohttp
-from openai import AsyncOpenAI
-
-from tandem.config.engine import EngineConfig
-from tandem.config.server import ServerConfig
 from tandem.core.errors import EngineFailed, InvalidRequest, Unavailable
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
-from tandem.engine.front.app import create_app
-from tandem.engine.front.front import FRONT, Front
-from tandem.engine.front.serving import serve
 from tandem.engine.messages import EngineStats, NewRequest, Output, Ready, RequestUsage, TokenLogprobs
 from tandem.protocol.chat import ChatCompletionRequest
-from tandem.protocol.sse import DONE_DATA, SseParser
 
 EOS = 256
 BOS = 257
@@ -276,80 +265,3 @@ def make_logprobs(token: int, num_top: int) -> TokenLogprobs:
     if num_top > 1:
         alternatives[-1] = (alternatives[-1][0], float("-inf"))
     return TokenLogprobs(token, -0.5, 1, alternatives)
-
-
-class Running:
-    """A served front, and clients for it."""
-
-    def __init__(self, address: str, front: Front, text: FakeText, api_key: str | None) -> None:
-        self.address = address
-        self.front = front
-        self.text = text
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.http = aiohttp.ClientSession(address, headers=headers)
-        self.openai = AsyncOpenAI(base_url=f"{address}/v1", api_key=api_key or "none", max_retries=0)
-
-    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        """Status and parsed JSON, by a strict parser."""
-        async with self.http.post(path, data=encode(body), headers=headers) as response:
-            assert response.content_type == "application/json", await response.text()
-            return response.status, strict_json(await response.text())
-
-    async def get(self, path: str) -> tuple[int, str]:
-        async with self.http.get(path) as response:
-            return response.status, await response.text()
-
-    async def metrics(self) -> dict[str, float]:
-        """Series, without the model label → value."""
-        lines = (await self.get("/metrics"))[1].splitlines()
-        series = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        return {
-            name.replace('model="m",', "").replace(',model="m"', "").replace('{model="m"}', ""): float(value)
-            for name, value in series
-        }
-
-
-def encode(body: Any) -> bytes:
-    return body if isinstance(body, bytes) else json.dumps(body).encode()
-
-
-def strict_json(text: str) -> Any:
-    """Parsed JSON; NaN and infinities are errors."""
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-@asynccontextmanager
-async def running(
-    engine: FakeEngine, *, config: ServerConfig | None = None, text: FakeText | None = None, **engine_settings: Any
-) -> AsyncGenerator[Running, None]:
-    """A front on a free port of the loopback interface."""
-    config = config or ServerConfig(port=0)
-    text = text or FakeText()
-    app = create_app(engine, text, config, EngineConfig(served_model_name="m", **engine_settings))
-    serving = await serve(app, config, close_timeout_s=0.2)
-    server = Running(serving.address, app[FRONT], text, config.api_key)
-    try:
-        yield server
-    finally:
-        await server.http.close()
-        await server.openai.close()
-        await serving.close()
-
-
-async def stream_events(server: Running, path: str, body: Any) -> list[Any]:
-    """All `data` of a stream, parsed; `[DONE]` stays text."""
-    events: list[Any] = []
-    parser = SseParser()
-    async with server.http.post(path, data=encode(body)) as response:
-        assert response.status == 200, await response.text()
-        assert response.content_type == "text/event-stream"
-        async for chunk in response.content.iter_any():
-            events += [
-                e.data.decode() if e.data == DONE_DATA else strict_json(e.data.decode()) for e in parser.feed(chunk)
-            ]
-    assert parser.is_between_events
-    return events

@@ -11,7 +11,8 @@ import pytest
 from tandem.core.errors import InvalidRequest, Overloaded
 from tandem.engine.front.admission import Admission, retry_after_s
 from tandem.engine.messages import EngineStats, NewRequest, Output
-from tests.engine.front.fakes import FakeEngine, running
+from tests.engine.front.fakes import FakeEngine
+from tests.engine.front.served import running
 
 IDLE = EngineStats(time_s=0.0)
 BUSY = EngineStats(time_s=0.0, last_step_s=0.1, last_step_tokens=50)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tandem.engine.messages import NewRequest
-from tests.engine.front.fakes import BOS, EOS, FakeEngine, FakeText, Running, running, say, stream_events
+from tests.engine.front.fakes import BOS, EOS, FakeEngine, FakeText, say
+from tests.engine.front.served import Running, running, stream_events
 
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 PROMPT = b"user:hi\n"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tandem.engine.messages import NewRequest, Output
-from tests.engine.front.fakes import FakeEngine, FakeText, Running, running, say, stream_events
+from tests.engine.front.fakes import FakeEngine, FakeText, say
+from tests.engine.front.served import Running, running, stream_events
 
 
 async def reversing(engine: FakeEngine, request: NewRequest) -> AsyncIterator[Output]:

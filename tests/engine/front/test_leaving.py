@@ -15,17 +15,8 @@ from tandem.core.errors import Unavailable
 from tandem.engine.messages import NewRequest, Output
 from tandem.protocol.chat import ChatCompletionRequest
 from tandem.protocol.sse import SseParser
-from tests.engine.front.fakes import (
-    PATIENCE_S,
-    FakeEngine,
-    FakeText,
-    Running,
-    encode,
-    failing,
-    running,
-    say,
-    stream_events,
-)
+from tests.engine.front.fakes import PATIENCE_S, FakeEngine, FakeText, failing, say
+from tests.engine.front.served import Running, encode, running, stream_events
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -8,7 +8,8 @@ import pytest
 
 from tandem.engine.messages import TokenLogprobs
 from tandem.protocol.logprobs import LOGPROB_FLOOR, clip
-from tests.engine.front.fakes import FakeEngine, running, say, stream_events
+from tests.engine.front.fakes import FakeEngine, say
+from tests.engine.front.served import running, stream_events
 
 PATH = "/v1/chat/completions"
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.front.fakes import FakeEngine, running, say, stream_events, strict_json
+from tests.engine.front.fakes import FakeEngine, say
 from tests.engine.front.openapi import PATH, OpenApi
+from tests.engine.front.served import running, stream_events, strict_json
 
 pytestmark = pytest.mark.skipif(not PATH.exists(), reason=f"OpenAI's API description is not at {PATH}")
 USER = [{"role": "user", "content": "hi"}]

@@ -12,7 +12,8 @@ import pytest
 
 from tandem.config.server import ServerConfig
 from tandem.engine.messages import NewRequest, Output
-from tests.engine.front.fakes import VOCAB_SIZE, FakeEngine, failing, running, say, stream_events, strict_json
+from tests.engine.front.fakes import VOCAB_SIZE, FakeEngine, failing, say
+from tests.engine.front.served import running, stream_events, strict_json
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

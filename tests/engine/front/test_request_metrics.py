@@ -9,7 +9,8 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.engine.messages import NewRequest, Output
-from tests.engine.front.fakes import FakeEngine, Running, running, say, usage_of
+from tests.engine.front.fakes import FakeEngine, say, usage_of
+from tests.engine.front.served import Running, running
 
 PATH = "/v1/completions"
 

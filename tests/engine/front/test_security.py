@@ -14,7 +14,8 @@ from tandem.core.errors import ConfigError
 from tandem.engine.front.app import create_app
 from tandem.engine.front.middleware import OPEN_ROUTES
 from tandem.engine.front.serving import serve
-from tests.engine.front.fakes import FakeEngine, FakeText, Running, running, say, strict_json
+from tests.engine.front.fakes import FakeEngine, FakeText, say
+from tests.engine.front.served import Running, running, strict_json
 
 KEY = "test-Key-ü"
 LOCKED = ServerConfig(port=0, api_key=KEY)

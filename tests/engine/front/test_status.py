@@ -11,7 +11,8 @@ import pytest
 from tandem import __version__
 from tandem.engine.messages import EngineStats
 from tandem.protocol.state import EngineState, StepSample
-from tests.engine.front.fakes import FakeEngine, Running, running, say
+from tests.engine.front.fakes import FakeEngine, say
+from tests.engine.front.served import Running, running
 
 
 async def status_of(server: Running, path: str) -> tuple[int, dict[str, Any]]:

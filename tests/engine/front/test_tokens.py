@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.engine.front.fakes import BOS, EOS, VOCAB_SIZE, FakeEngine, FakeText, running, say
+from tests.engine.front.fakes import BOS, EOS, VOCAB_SIZE, FakeEngine, FakeText, say
+from tests.engine.front.served import running
 
 USER = [{"role": "user", "content": "hi"}]
 

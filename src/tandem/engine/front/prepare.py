@@ -26,7 +26,7 @@ from tandem.protocol.chat import ChatCompletionRequest
 from tandem.protocol.completions import CompletionRequest, Prompt
 from tandem.protocol.decoding import decode_chat, decode_completion
 from tandem.protocol.generation import GenerationRequest
-from tandem.protocol.headers import read_engine_headers
+from tandem.protocol.headers import EngineHeaders, read_engine_headers
 from tandem.protocol.sampling import to_sampling_params
 from tandem.protocol.service_tier import class_of_tier, tier_used
 
@@ -148,31 +148,42 @@ class _Draft:
         self, request: GenerationRequest, prefix: str, num_prompts: int, encode: Callable[[], list[EncodedPrompt]]
     ) -> Accepted:
         """Take places, tokenise, and make the generations; the places are given back if anything raises."""
-        front = self.front
+        front, admission = self.front, self.front.admission
         decided = read_engine_headers(self.headers)
         service_class = decided.service_class or class_of_tier(request.service_tier)
         tier = tier_used(request.service_tier, service_class)
-        answer_id = prefix + secrets.token_hex(16)
-        tickets = front.admission.admit(num_prompts, self.sampling.n, self.info.max_num_seqs, front.client.stats)
-        accepted = Accepted(answer_id, self.sampling, service_class, tier, [], tickets)
+        tickets = admission.admit(num_prompts, self.sampling.n, self.info.max_num_seqs, front.client.stats)
+        accepted = Accepted(prefix + secrets.token_hex(16), self.sampling, service_class, tier, [], tickets)
         with ExitStack() as on_failure:
             on_failure.callback(accepted.close)
             prompts = await front.in_thread(encode)
             fitted = [self._fit(prompt) for prompt in prompts]
-            front.admission.charge_tokens(tickets, [len(prompt.token_ids) for prompt in prompts], front.client.stats)
-            for number, (prompt, sampling, ticket) in enumerate(zip(prompts, fitted, tickets, strict=True)):
-                new = NewRequest(
-                    request_id=answer_id if num_prompts == 1 else f"{answer_id}-{number}",
-                    prompt_token_ids=prompt.token_ids,
-                    sampling=sampling,
-                    priority=request.priority or 0 if decided.priority is None else decided.priority,
-                    service_class=service_class,
-                    cache_salt=decided.cache_salt or request.cache_salt,
-                    arrival_s=self.arrival_s,
-                )
-                accepted.generations.append(Generation(front, new, ticket, number * sampling.n, prompt.echo))
+            admission.charge_tokens(tickets, [len(prompt.token_ids) for prompt in prompts], front.client.stats)
+            for number, (prompt, sampling) in enumerate(zip(prompts, fitted, strict=True)):
+                new = self._new(request, accepted, decided, prompt, sampling)
+                accepted.generations.append(Generation(front, new, tickets[number], number * sampling.n, prompt.echo))
             on_failure.pop_all()
         return accepted
+
+    def _new(
+        self,
+        request: GenerationRequest,
+        accepted: Accepted,
+        decided: EngineHeaders,
+        prompt: EncodedPrompt,
+        sampling: SamplingParams,
+    ) -> NewRequest:
+        """The engine's request. Its id is ours: two clients may call theirs the same."""
+        number = len(accepted.generations)
+        return NewRequest(
+            request_id=accepted.answer_id if len(accepted.tickets) == 1 else f"{accepted.answer_id}-{number}",
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling,
+            priority=(request.priority or 0) if decided.priority is None else decided.priority,
+            service_class=accepted.service_class,
+            cache_salt=decided.cache_salt or request.cache_salt,
+            arrival_s=self.arrival_s,
+        )
 
     def _fit(self, prompt: EncodedPrompt) -> SamplingParams:
         sampling = fit_to_context(

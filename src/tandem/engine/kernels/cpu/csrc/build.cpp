@@ -106,9 +106,6 @@ void place_scratch(Decoder& d, Arena& arena) {
   d.items = arena.take<AttentionItem>(2 * d.max_items);   // the second half is room to sort in
   d.splits = arena.take<Split>(d.max_splits);
   d.partials = arena.take<float>(d.max_partials * d.group_size() * (d.kv.padded_dim + 2));
-  // Half of a third-level cache of 32 MB or so, divided among the threads. TODO measure the cache.
-  d.max_pieces = static_cast<int>(20 * 1024 * 1024 / 4096 / c.threads);
-  d.kv_pieces = arena.take<const char*>(static_cast<int64_t>(c.threads) * c.num_groups * d.max_pieces);
   d.zeros = arena.take<char>(static_cast<int64_t>(kHalf) * d.kv.padded_dim * 4);
   const int64_t attention = attention_scratch_bytes(d.group_size(), d.kv.padded_dim);
   const int64_t normed = (kRedundantRows + kSpareRows) * static_cast<int64_t>(d.act_stride) * 4;

@@ -109,8 +109,6 @@ struct Decoder {
   AttentionItem* items;
   int num_items;
   Split* splits;
-  const char** kv_pieces;  // [threads][groups][max_pieces], see step.h
-  int max_pieces;
   float* partials;         // [num_partials][group rows][max, sum, padded_dim values]
   int64_t max_items, max_splits, max_partials;
   bool decode_only;        // every sequence has one query: RoPE and the KV write ride with the attention

@@ -21,20 +21,6 @@ template <> struct ProductOf<bf16> { using type = DotProduct; };
 template <> struct AttentionProductOf<bf16> { using type = DotProduct; };
 #endif
 
-// The KV that this thread will read in the next attention phase, by pieces of 64 lines; what products fetch meanwhile.
-class KvAhead {
- public:
-  void start(const char* const* pieces, int count, int64_t offset) {
-    ahead_ = Ahead{pieces, 0, offset};
-    lines_ = static_cast<int64_t>(count) * 64;
-  }
-  Ahead* claim(int steps) { return ahead_.line + steps <= lines_ ? &ahead_ : nullptr; }
-
- private:
-  Ahead ahead_{nullptr, 0, 0};
-  int64_t lines_ = 0;
-};
-
 // Rows of a tile: the rest divided evenly, so that no tile is left with one or two rows.
 static inline int tile_rows(int left, int at_most) {
   const int tiles = (left + at_most - 1) / at_most;
@@ -49,8 +35,7 @@ template <class P> static inline int row_block(int k) {
 }
 
 template <class P, class B, class Epilogue>
-static void multiply(const Worker& worker, const Matrix& w, const typename P::A* a, int64_t lda, int rows, Epilogue&& finish,
-                     KvAhead* kv = nullptr) {
+static void multiply(const Worker& worker, const Matrix& w, const typename P::A* a, int64_t lda, int rows, Epilogue&& finish) {
   const int block = row_block<P>(w.k), panels = w.panels();
   alignas(64) float c[P::kRows * kPanel];
   auto items = worker.items((rows + block - 1) / block * panels);
@@ -63,7 +48,6 @@ static void multiply(const Worker& worker, const Matrix& w, const typename P::A*
     for (int row = first, n; row < end; row += n) {
       n = tile_rows(end - row, P::kRows);
       finish.expect(row, n, panel);
-      b.later = kv ? kv->claim(b.steps) : nullptr;
       P::tile(n)(a + row * lda, lda, b, c, kPanel, false);
       finish(c, row, n, panel);
       b.ahead += b.steps * b.ahead_step;

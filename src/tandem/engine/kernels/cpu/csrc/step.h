@@ -21,13 +21,11 @@ template <class B> class StepOf {  // B: type of the weights
 
   void run() {
     embed();
-    list_kv();
     const float* pending = nullptr;  // weight of the post norm that y is waiting for
     for (int i = 0; i < c_.num_layers; ++i) {
       const Layer& l = d_.layers[i];
       project(l.qkv, normed(l.input_norm, pending), d_.act_stride, StoreRows{d_.qkv, d_.qkv_stride, l.qkv_bias});
       attend(i);
-      fetch_kv_of(i + 1);
       project_residual(l.o, static_cast<const Act*>(d_.attended), d_.attention_stride);
       mlp(l, normed(l.mlp_norm, l.post_attention_norm));
       project_residual(l.down, static_cast<const Act*>(d_.activated), d_.mlp_stride);
@@ -81,7 +79,7 @@ template <class B> class StepOf {  // B: type of the weights
   }
 
   template <class Epilogue> void project(const Matrix& w, const Act* a, int64_t stride, Epilogue finish) {
-    multiply<P, B>(worker_, w, a, stride, rows_, finish, &kv_);
+    multiply<P, B>(worker_, w, a, stride, rows_, finish);
     worker_.sync();
   }
 
@@ -156,39 +154,6 @@ template <class B> class StepOf {  // B: type of the weights
     }
   }
 
-  // Lists, by group, the blocks that this thread's attention items will read, as far as the cache can hold a layer's.
-  void list_kv() {
-    num_pieces_ = 0;
-    if (rows_ < kFetchRows || c_.spin_us == 31) return;
-    pieces_ = d_.kv_pieces + static_cast<int64_t>(worker_.thread) * c_.num_groups * d_.max_pieces;
-    const int64_t low = static_cast<int64_t>(d_.num_items) * worker_.thread / c_.threads;
-    const int64_t high = static_cast<int64_t>(d_.num_items) * (worker_.thread + 1) / c_.threads;
-    const int pieces_of_head = static_cast<int>((d_.kv.head_bytes + 4095) / 4096);
-    for (int64_t i = low; i < high; ++i) {
-      const AttentionItem& item = d_.items[i];
-      const int blocks = (step_.context_len[item.sequence] - 1) / c_.block_size + 1;
-      for (int b = 0; b < blocks; ++b)
-        for (int p = 0; p < pieces_of_head; ++p) {
-          if (num_pieces_ == d_.max_pieces) return;
-          for (int g = 0; g < c_.num_groups; ++g) {
-            const int64_t block = most(0, step_.block_tables[g][static_cast<int64_t>(item.sequence) * step_.max_blocks + b]);
-            pieces_[g * d_.max_pieces + num_pieces_] = d_.pool.data + block * d_.kv.block_bytes + item.kv_head * d_.kv.head_bytes + p * 4096;
-          }
-          ++num_pieces_;
-        }
-    }
-  }
-
-  void fetch_kv_of(int layer) {  // from now on, products fetch what that layer's attention will read
-    if (layer == c_.num_layers) return kv_.start(nullptr, 0, 0);
-    const Layer& l = d_.layers[layer];
-    kv_.start(pieces_ + l.group * d_.max_pieces, num_pieces_, l.pool * d_.kv.layer_bytes);
-  }
-
-  static constexpr int kFetchRows = 16;  // with fewer rows products are bound by memory themselves
-  const char** pieces_ = nullptr;
-  int num_pieces_ = 0;
-  KvAhead kv_;
   Decoder& d_;
   const Config& c_;
   const StepArgs& step_;

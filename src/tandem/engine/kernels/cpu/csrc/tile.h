@@ -10,17 +10,6 @@
 namespace tandem {
 namespace TANDEM_VARIANT {
 
-// Memory that a later phase will read, in pieces of 64 cache lines: products, which leave memory idle, fetch a line at every step.
-struct Ahead {
-  const char* const* pieces;
-  int64_t line;            // the next one, counted from the first piece
-  int64_t offset;          // added to every piece
-  TANDEM_INLINE void fetch() {
-    prefetch_l2(pieces[line >> 6] + ((line & 63) << 6) + offset);
-    ++line;
-  }
-};
-
 struct BTile {
   const char* const* segments;
   int num_segments;
@@ -29,7 +18,6 @@ struct BTile {
   int64_t second;
   const char* ahead;       // asked for from memory meanwhile, into the second-level cache: `ahead_step` bytes more at every step
   int64_t ahead_step;
-  Ahead* later = nullptr;  // or null
 };
 
 template <class A> using TileFunction = void (*)(const A* a, int64_t lda, const BTile& b, float* c, int64_t ldc, bool add);

@@ -23,16 +23,11 @@ static void bf16_tile(const bf16* a, int64_t lda, const BTile& b, float* c, int6
   const bf16* base[3] = {a, a + 4 * lda, a + 8 * lda};
   const int64_t lda3 = 3 * lda;
   const char* ahead = b.ahead;
-  // Tiles of few rows wait for memory themselves, and have no time to fetch for others.
-  constexpr bool kFetches = R >= 6;
-  const bool fetches = kFetches && b.later;
-  Ahead later = fetches ? *b.later : Ahead();
   for (int s = 0; s < b.num_segments; ++s) {
     const char* p = b.segments[s];
     for (int i = 0; i < b.steps; ++i, p += b.step_bytes) {
       prefetch_l2(ahead);
       ahead += b.ahead_step;
-      if (fetches) later.fetch();
       const __m512bh b0 = (__m512bh)_mm512_loadu_si512(p);
       const __m512bh b1 = (__m512bh)_mm512_loadu_si512(p + b.second);
 #pragma GCC unroll 12
@@ -45,7 +40,6 @@ static void bf16_tile(const bf16* a, int64_t lda, const BTile& b, float* c, int6
       for (int t = 0; t < (R + 3) / 4; ++t) base[t] += 2;
     }
   }
-  if (fetches) *b.later = later;
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     _mm512_storeu_ps(c + r * ldc, acc[r][0]);
