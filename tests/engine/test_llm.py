@@ -87,7 +87,9 @@ def test_prompt_logprobs_are_the_models(llm: LLM, reference: Any) -> None:
 
 def test_cold_and_warm_runs_agree_also_after_a_stop(llm: LLM) -> None:
     """Bug case pc-03."""
-    prompt = "The quick brown fox jumps over the lazy dog, and then it runs away into the deep dark forest where few live"
+    prompt = (
+        "The quick brown fox jumps over the lazy dog, and then it runs away into the deep dark forest where few live"
+    )
     wanted = greedy(logprobs=3)
     (cold,) = llm.generate(prompt, wanted, use_tqdm=False)
     (warm,) = llm.generate(prompt, wanted, use_tqdm=False)

@@ -174,6 +174,8 @@ class CoreClient:
                     queue.put_nowait(output)
         elif isinstance(message, Ready):
             self.info = message
+            # Loading may have taken longer than a heartbeat may be old; this is a sign of life too.
+            self._stats.time_s = time.monotonic()
             self._ready.set_result(message)
         elif isinstance(message, Failed):
             self._failure, self._failure_kind = message.message, message.kind

@@ -20,8 +20,9 @@ from tandem.config.engine import EngineConfig
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigError, InvalidRequest
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.answers import Answer
 from tandem.engine.build import build_engine
-from tandem.engine.front.checks import check_sampling_ids, check_token_ids, fit_to_context
+from tandem.engine.checks import check_sampling_ids, check_token_ids, fit_to_context
 from tandem.engine.loading.opening import open_checkpoint
 from tandem.engine.loading.progress import ConsoleProgress
 from tandem.engine.loading.sources import resolve
@@ -105,12 +106,11 @@ class LLM:
         """One answer, as text that grows. Closing the iterator stops the generation."""
         request = self._request(self._render(messages), sampling_params or SamplingParams())
         self._core.add(request)
-        stream = self._text_stream(request.sampling)
+        answer = self._answer(0, request.sampling)
         try:
             for output in self._outputs():
-                yield stream.push(output.token_ids).text
-                if output.finish_reason:
-                    yield stream.finish()
+                if (piece := answer.take(output, self._clock.now())) is not None and piece.text:
+                    yield piece.text
         finally:
             self._core.abort(request.request_id)
 
@@ -148,18 +148,20 @@ class LLM:
             )
             for request, text in zip(requests, texts, strict=True)
         }
-        streams = {
-            (r.request_id, index): self._text_stream(r.sampling) for r in requests for index in range(r.sampling.n)
+        answers = {
+            (r.request_id, index): self._answer(index, r.sampling) for r in requests for index in range(r.sampling.n)
         }
         for request in requests:
             self._core.add(request)
         columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         # To standard error, and gone when done: standard output is for the texts.
         with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show) as progress:
-            task = progress.add_task("", total=len(streams))
+            task = progress.add_task("", total=len(answers))
             try:
                 for output in self._outputs():
-                    _add(results[output.request_id], output, streams[output.request_id, output.index])
+                    _add(
+                        results[output.request_id], output, answers[output.request_id, output.index], self._clock.now()
+                    )
                     progress.advance(task, output.finish_reason is not None)
             finally:
                 # Interrupted in the middle: leave nothing behind for the next call to find.
@@ -171,8 +173,8 @@ class LLM:
         while self._core.has_work:
             yield from self._core.step()
 
-    def _text_stream(self, sampling: SamplingParams) -> TextStream:
-        return TextStream.of(self.tokenizer.token_bytes, sampling)
+    def _answer(self, index: int, sampling: SamplingParams) -> Answer:
+        return Answer(index, TextStream.of(self.tokenizer.token_bytes, sampling), sampling)
 
 
 def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
@@ -187,14 +189,16 @@ def _params_for_each(params: SamplingParams | Sequence[SamplingParams] | None, c
     return params
 
 
-def _add(result: RequestOutput, output: Output, stream: TextStream) -> None:
-    answer = result.outputs[output.index]
-    answer.token_ids += output.token_ids
-    answer.text += stream.push(output.token_ids).text
+def _add(result: RequestOutput, output: Output, answer: Answer, now_s: float) -> None:
+    """What an output adds to its answer; the text as the HTTP front would show it."""
+    piece = answer.take(output, now_s)
+    assert piece is not None, "the core sends nothing after an end"
+    completion = result.outputs[output.index]
+    completion.token_ids += output.token_ids
+    completion.text += piece.text
     if output.logprobs is not None:
-        answer.logprobs = [*(answer.logprobs or []), *output.logprobs]
+        completion.logprobs = [*(completion.logprobs or []), *output.logprobs]
     if output.prompt_logprobs is not None:
         result.prompt_logprobs = output.prompt_logprobs
-    if output.finish_reason:
-        answer.text += stream.finish()
-        answer.finish_reason, answer.stop_reason, answer.usage = output.finish_reason, output.stop_reason, output.usage
+    completion.finish_reason, completion.stop_reason = piece.finish_reason, piece.stop_reason
+    completion.usage = output.usage

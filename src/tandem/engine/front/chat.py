@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
+from tandem.engine.answers import Piece
 from tandem.engine.front.accounts import final_usage, usage_so_far
-from tandem.engine.front.answers import Piece
 from tandem.engine.front.chunks import ChatChunkEncoder
 from tandem.engine.front.event_stream import EventStream
 from tandem.engine.front.front import FRONT, Front

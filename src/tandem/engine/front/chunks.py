@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from tandem.engine.front.answers import Piece
+from tandem.engine.answers import Piece
 from tandem.protocol.chat import ChatChunkChoice, Delta
 from tandem.protocol.completions import CompletionChoice
 from tandem.protocol.logprobs import ChatLogprobs, CompletionLogprobs

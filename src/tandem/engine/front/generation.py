@@ -9,8 +9,8 @@ from typing import Final
 
 from tandem.core.errors import EngineFailed
 from tandem.core.types import FinishReason
+from tandem.engine.answers import Answer, Piece
 from tandem.engine.front.admission import Ticket
-from tandem.engine.front.answers import Answer, Piece
 from tandem.engine.front.front import Front
 from tandem.engine.messages import NewRequest, Output, RequestUsage, TokenLogprobs
 

@@ -17,8 +17,8 @@ from aiohttp import web
 from tandem.core.errors import RequestTooLarge
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import ServiceClass
+from tandem.engine.checks import check_sampling_ids, check_token_ids, fit_to_context
 from tandem.engine.front.admission import Ticket
-from tandem.engine.front.checks import check_sampling_ids, check_token_ids, fit_to_context
 from tandem.engine.front.front import Front
 from tandem.engine.front.generation import Generation
 from tandem.engine.messages import NewRequest, Ready

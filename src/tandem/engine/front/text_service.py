@@ -10,36 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.answers import TextStream
 from tandem.protocol.chat import ChatCompletionRequest
-
-
-class TextDelta(Protocol):
-    """What some tokens brought."""
-
-    @property
-    def text(self) -> str:
-        """What is certain now and was not returned before."""
-        ...
-
-    @property
-    def stop(self) -> str | None:
-        """The stop string that one of these tokens completed; nothing comes after it."""
-        ...
-
-    @property
-    def num_tokens_used(self) -> int:
-        """How many of them belong to the answer: up to the one that completed the stop string."""
-        ...
-
-
-class TextStream(Protocol):
-    """One answer's tokens becoming text. Holds back what may be half a character or the beginning of a stop string."""
-
-    def push(self, token_ids: Sequence[int]) -> TextDelta: ...
-
-    def finish(self) -> str:
-        """The rest, once no token will follow; "" after a stop string. Half a character comes as U+FFFD, once."""
-        ...
 
 
 class TextService(Protocol):

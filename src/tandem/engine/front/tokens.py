@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from tandem.core.errors import InvalidRequest
-from tandem.engine.front.checks import check_token_ids
+from tandem.engine.checks import check_token_ids
 from tandem.engine.front.front import FRONT, Front
 from tandem.engine.front.prepare import read_body
 from tandem.engine.front.responses import json_response

@@ -115,7 +115,10 @@ template <class Kv> class Attention {
     const int end = least(end_, (chunk + 1) * kKvChunk);
     for (int start = most(chunk * kKvChunk, begin_ / kKvTile * kKvTile); start < end; start += kKvTile) {
       KvGroup groups[kKvTile / kHalf];
-      for (int g = 0; g < kKvTile / kHalf; ++g) groups[g] = reader.read(g, start + g * kHalf, begin_, end);
+      for (int g = 0; g < kKvTile / kHalf; ++g) {
+        reader.prefetch_group(start + kKvTile + g * kHalf, end_);
+        groups[g] = reader.read(g, start + g * kHalf, begin_, end);
+      }
       score(groups);
       soften(start);
       weigh(groups, least(kKvTile, end - start));

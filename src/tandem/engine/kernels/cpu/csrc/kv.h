@@ -70,7 +70,7 @@ struct KvGroup {
 static inline void widen(const float* from, int n, float* to) { __builtin_memcpy(to, from, n * sizeof(float)); }
 static inline void widen(const bf16* from, int n, bf16* to) { __builtin_memcpy(to, from, n * sizeof(bf16)); }
 static inline void widen(const int8_t* from, int n, bf16* to) {
-  for (int i = 0; i < n; i += W) store(to + i, load(from + i));
+  for (int i = 0; i < n; i += 2 * W) store_two(to + i, load(from + i), load(from + i + W));
 }
 static inline void widen_one(float from, float* to) { *to = from; }
 static inline void widen_one(bf16 from, bf16* to) { *to = from; }
@@ -160,7 +160,7 @@ template <class Kv> class KvReader {
     for (int p = 0; p < kHalf; ++p) key_scale_[g * kHalf + p] = value_scale_[g * kHalf + p] = 0;
   }
   void copy_scales(int g, int at, const float* keys, const float* values, int n) {
-    if (at == 0) clear_scales(g);
+    if (at == 0 && n < kHalf) clear_scales(g);
     for (int p = 0; p < n; ++p) {
       key_scale_[g * kHalf + at + p] = keys[p];
       value_scale_[g * kHalf + at + p] = values[p];

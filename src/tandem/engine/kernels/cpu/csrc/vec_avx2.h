@@ -25,6 +25,10 @@ static inline void store(bf16* p, V x) {
   r = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
   _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(r));
 }
+static inline void store_two(bf16* p, V x, V y) {
+  store(p, x);
+  store(p + W, y);
+}
 static inline V operator+(V a, V b) { return {_mm256_add_ps(a.v, b.v)}; }
 static inline V operator-(V a, V b) { return {_mm256_sub_ps(a.v, b.v)}; }
 static inline V operator*(V a, V b) { return {_mm256_mul_ps(a.v, b.v)}; }

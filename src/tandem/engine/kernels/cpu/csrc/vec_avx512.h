@@ -28,6 +28,14 @@ static inline void store(bf16* p, V x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(r));
 #endif
 }
+static inline void store_two(bf16* p, V x, V y) {
+#ifdef __AVX512BF16__
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(y.v, x.v));
+#else
+  store(p, x);
+  store(p + W, y);
+#endif
+}
 static inline V operator+(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline V operator-(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
 static inline V operator*(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }

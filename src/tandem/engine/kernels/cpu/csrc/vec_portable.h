@@ -28,6 +28,10 @@ static inline void store(float* p, V x) { std::memcpy(p, &x.v, sizeof x.v); }
 static inline void store(bf16* p, V x) {
   for (int i = 0; i < W; ++i) p[i] = to_bf16(x.v[i]);
 }
+static inline void store_two(bf16* p, V x, V y) {
+  store(p, x);
+  store(p + W, y);
+}
 static inline V operator+(V a, V b) { return {a.v + b.v}; }
 static inline V operator-(V a, V b) { return {a.v - b.v}; }
 static inline V operator*(V a, V b) { return {a.v * b.v}; }

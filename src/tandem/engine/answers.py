@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tandem.core.errors import EngineFailed
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
-from tandem.engine.front.text_service import TextDelta, TextStream
 from tandem.engine.messages import Output, RequestUsage, TokenLogprobs
+
+
+class TextDelta(Protocol):
+    """What some tokens brought."""
+
+    @property
+    def text(self) -> str:
+        """What is certain now and was not returned before."""
+        ...
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that one of these tokens completed; nothing comes after it."""
+        ...
+
+    @property
+    def num_tokens_used(self) -> int:
+        """How many of them belong to the answer: up to the one that completed the stop string."""
+        ...
+
+
+class TextStream(Protocol):
+    """One answer's tokens becoming text. Holds back what may be half a character or the beginning of a stop string."""
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta: ...
+
+    def finish(self) -> str:
+        """The rest, once no token will follow; "" after a stop string. Half a character comes as U+FFFD, once."""
+        ...
 
 
 @dataclass(slots=True)
