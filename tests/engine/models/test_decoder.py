@@ -10,30 +10,13 @@ import torch
 from torch import Tensor
 
 from tests.engine.models.tiny import VOCAB, PagedModel, chunked, llama_config, save_random
-
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "tied": {"tie_word_embeddings": True},
-    "wide heads": {"head_dim": 32},
-    "one kv head": {"num_key_value_heads": 1},
-    "llama 3.1 rope": {"rope_parameters": LLAMA3_ROPE},
-    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
-}
+from tests.engine.models.tiny_families import CONFIGS
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     folder = tmp_path_factory.mktemp("model")
-    return save_random(llama_config(**CONFIGS[request.param]), folder), folder
+    return save_random(CONFIGS[request.param](), folder), folder
 
 
 def reference_logits(model: Any, tokens: list[int]) -> Tensor:

@@ -43,11 +43,14 @@ def llama_config(**changes: Any) -> Any:
 
 
 def save_random(config: Any, folder: Path, seed: int = 0) -> Any:
-    """A random model in float32, saved under `folder`; norms are random too, so that none can be forgotten."""
+    """A random model in float32, saved under `folder`; norms are random too, so that none can be forgotten.
+
+    Eager attention, for transformers' other kinds pass over soft caps.
+    """
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -49,6 +49,10 @@ template <class Kv> class Attention {
     token_ = query_start + item.first_token;
     begin_ = layer_.window ? most(0, first_position_ + 1 - layer_.window) : 0;
     end_ = first_position_ + item.num_tokens;
+    const int32_t* table = step_.block_tables[layer_.group] + static_cast<int64_t>(item.sequence) * step_.max_blocks;
+    KvReader<Kv> reader(d_, layer_.pool, table, item.kv_head, staging_, key_scale_, value_scale_);
+    const int start = item.chunk < 0 ? begin_ / kKvTile * kKvTile : item.chunk * kKvChunk;
+    for (int g = 0; g < kKvTile; g += kHalf) reader.expect(most(start + g, begin_ / kHalf * kHalf), end_);
     const int64_t tokens = d_.config.max_tokens;
     queries_ = static_cast<A*>(d_.query) + (item.kv_head * tokens + token_) * group_ * dim_;
     if (d_.decode_only) {
@@ -56,8 +60,6 @@ template <class Kv> class Attention {
       rotate_queries(token_, item.kv_head, query_);
       if (item.chunk < 0 || item.chunk == (end_ - 1) / kKvChunk) write(token_, item.kv_head);  // who reads it, writes it
     }
-    const int32_t* table = step_.block_tables[layer_.group] + static_cast<int64_t>(item.sequence) * step_.max_blocks;
-    KvReader<Kv> reader(d_, layer_.pool, table, item.kv_head, staging_, key_scale_, value_scale_);
     if (item.chunk < 0) {
       total_.clear(rows_, dim_);
       for (int c = begin_ / kKvChunk; c <= (end_ - 1) / kKvChunk; ++c) {
@@ -116,7 +118,7 @@ template <class Kv> class Attention {
     for (int start = most(chunk * kKvChunk, begin_ / kKvTile * kKvTile); start < end; start += kKvTile) {
       KvGroup groups[kKvTile / kHalf];
       for (int g = 0; g < kKvTile / kHalf; ++g) {
-        reader.prefetch_group(start + kKvTile + g * kHalf, end_);
+        reader.expect(start + kKvTile + g * kHalf, end_);
         groups[g] = reader.read(g, start + g * kHalf, begin_, end);
       }
       score(groups);
