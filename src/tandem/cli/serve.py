@@ -63,7 +63,7 @@ def _serve(server: ServerConfig, engine: EngineConfig) -> int:
         announcing.add(asyncio.create_task(_announce(client)))
         return client
 
-    text = LocalText(checkpoint.text, server)
+    text = LocalText(checkpoint.text, server, engine.chat_template)
     return run_server(connect, text, server, engine)
 
 

@@ -21,6 +21,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: Annotated[
         str | None, Meta(description="The name clients use for the model. Default: the model's name as given.")
     ] = None
+    chat_template: Annotated[
+        str | None, Meta(description="A file with a chat template (Jinja) to use in place of the model's own.")
+    ] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="Where the model runs.")] = "auto"
     dtype: Annotated[
         DTypeChoice,

@@ -59,7 +59,7 @@ class LLM:
     def _load(self, config: EngineConfig) -> None:
         checkpoint = open_checkpoint(resolve(config.model, progress=ConsoleProgress()))
         self.tokenizer = load_tokenizer(checkpoint.text)
-        self._template = chat_template_of(self.tokenizer)
+        self._template = chat_template_of(self.tokenizer, config.chat_template)
         built = build_engine(config, checkpoint, SystemClock())
         self.info: Ready = built.ready
         self._core = built.core

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.config.server import ServerConfig
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import ConfigError, InvalidRequest
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.front.local_text import LocalText
 from tandem.engine.front.logprobs import LogprobFormatter
@@ -93,3 +93,18 @@ def test_control_tokens_add_no_bytes_but_have_a_name(text: LocalText) -> None:
     padding = 100_000  # an embedding may have more rows than there are tokens
     assert text.token_bytes(padding) == b""
     assert LogprobFormatter(text).spell(padding) == "<token 100000>"
+
+
+def test_a_template_of_ones_own_takes_the_place_of_the_models(tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    text = LocalText(save(folder, byte_level(), {"chat_template": TEMPLATE}), ServerConfig(), str(own))
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+    assert text.decode(text.render_chat(decode_chat(body)), skip_special_tokens=False) == "[hi]"
+
+
+def test_a_template_that_can_not_be_read_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no\.jinja can't be read"):
+        LocalText(save(tmp_path, byte_level(), {}), ServerConfig(), str(tmp_path / "no.jinja"))

@@ -20,9 +20,10 @@ from tandem.protocol.messages import ChatMessage
 class LocalText:
     """Implements `text_service.TextService`. Raises `ModelError`s when made, `InvalidRequest` when used."""
 
-    def __init__(self, files: TextFiles, config: ServerConfig) -> None:
+    def __init__(self, files: TextFiles, config: ServerConfig, chat_template: str | None = None) -> None:
+        """`chat_template`: a file with a template to use in place of the model's own."""
         self._tokenizer = load_tokenizer(files)
-        self._template = chat_template_of(self._tokenizer)
+        self._template = chat_template_of(self._tokenizer, chat_template)
         self._parse_special = config.parse_special_in_messages
 
     def render_chat(self, request: ChatCompletionRequest) -> list[int]:

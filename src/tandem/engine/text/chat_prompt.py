@@ -9,17 +9,28 @@ control token is the template's, and the breakers are taken out of the rest, whi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import ConfigError, InvalidRequest
 from tandem.engine.text.chat_template import ChatTemplate, unguessable
 from tandem.engine.text.tokenizer import Tokenizer
 
 
-def chat_template_of(tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The model's own template, compiled; None if it has none. Raises `ModelDamaged`."""
-    source = tokenizer.chat_template
+def chat_template_of(tokenizer: Tokenizer, path: str | None = None) -> ChatTemplate | None:
+    """The template in the file `path`, else the model's own, compiled; None if there is none.
+
+    Raises `ConfigError` for a file that can't be read, `ModelDamaged` for a template that can't be compiled.
+    """
+    source = tokenizer.chat_template if path is None else _read_template(path)
     return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {path} can't be read: {error}.") from error
 
 
 def render_and_encode(
@@ -40,7 +51,7 @@ def render_and_encode(
     if template is None:
         raise InvalidRequest(
             "This model has no chat template, so it doesn't know how a conversation is written down. Send a prompt to "
-            "/v1/completions instead, or start the server with a chat template for it.",
+            "/v1/completions instead, or start with --chat-template FILE.",
             param="messages",
         )
     breaker = unguessable()
