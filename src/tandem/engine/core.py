@@ -93,14 +93,13 @@ class EngineCore:
 
     def _update(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Output]:
         """Count what was computed, append what was sampled, and end what has reached its end."""
-        sampling = [scheduled.samples for scheduled in plan.scheduled]
         self.scheduler.advance(plan)
         outputs: list[Output] = []
-        for scheduled, samples in zip(plan.scheduled, sampling, strict=True):
+        for scheduled in plan.scheduled:
             entry = self._entries[scheduled.request.request_id]
             if scheduled.request in result.prompt_logprobs:
                 self._collect_prompt_logprobs(entry, scheduled, result.prompt_logprobs[scheduled.request])
-            if samples:
+            if scheduled.samples:
                 for answer in self._answers(entry, scheduled.request):
                     outputs.append(self._append_token(entry, answer, result, len(outputs), now_s))
         # Requests that wanted no tokens come last, so that outputs and sampled tokens count alike above.

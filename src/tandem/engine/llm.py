@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -104,13 +105,24 @@ class LLM:
         self, messages: Conversation, sampling_params: SamplingParams | None = None
     ) -> Generator[str, None, None]:
         """One answer, as text that grows. Closing the iterator stops the generation."""
-        request = self._request(self._render(messages), sampling_params or SamplingParams())
-        self._core.add(request)
-        answer = self._answer(0, request.sampling)
-        try:
-            for output in self._outputs():
+        sampling = sampling_params or SamplingParams()
+        answer = self._answer(0, sampling)
+        with closing(self._stream(self._render(messages), sampling)) as outputs:
+            for output in outputs:
                 if (piece := answer.take(output, self._clock.now())) is not None and piece.text:
                     yield piece.text
+
+    def stream_tokens(self, prompt: Prompt, sampling_params: SamplingParams) -> Generator[int, None, None]:
+        """One answer's token ids as they come, the one that ends it included."""
+        with closing(self._stream(prompt, sampling_params)) as outputs:
+            for output in outputs:
+                yield from output.token_ids
+
+    def _stream(self, prompt: Prompt, sampling: SamplingParams) -> Generator[Output, None, None]:
+        request = self._request(prompt, sampling)
+        self._core.add(request)
+        try:
+            yield from self._outputs()
         finally:
             self._core.abort(request.request_id)
 

@@ -37,11 +37,11 @@ class ScheduledRequest:
     request: Request
     start: int
     num_tokens: int
+    samples: bool = field(init=False)
+    """The last known token is computed, so its logits choose the next one."""
 
-    @property
-    def samples(self) -> bool:
-        """The last known token is computed, so its logits choose the next one."""
-        return self.start + self.num_tokens == self.request.num_tokens and self.request.max_tokens > 0
+    def __post_init__(self) -> None:
+        self.samples = self.start + self.num_tokens == self.request.num_tokens and self.request.max_tokens > 0
 
     @property
     def num_samples(self) -> int:
@@ -257,10 +257,11 @@ class Scheduler:
     # After a step ----------------------------------------------------------------------------------------------------
 
     def advance(self, plan: StepPlan) -> None:
-        """The plan's tokens are computed now: count them, and offer full blocks to the prefix cache."""
+        """The plan's tokens are computed now: count them, offer full blocks to the prefix cache, move windows on."""
         for scheduled in plan.scheduled:
             scheduled.request.num_computed_tokens = scheduled.start + scheduled.num_tokens
             self.kv.register_full_blocks(scheduled.request)
+            self.kv.release_behind_windows(scheduled.request)
 
     def fork(self, request: Request, count: int) -> list[Request]:
         """Split a request whose prompt is computed into its `count` answers; the first is the request itself."""

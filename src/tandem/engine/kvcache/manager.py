@@ -136,7 +136,8 @@ class KVCacheManager:
         if hit is not None:
             assert not request.block_tables, "a hit is for a request without blocks"
             self._share_hit(request, hit)
-        self._release_behind_windows(request)
+        if hit is None and self._has_slots(request, num_new_tokens):
+            return True
         copied = self._shared_partial_blocks(request)
         total_blocks = -(-(request.num_computed_tokens + num_new_tokens) // self.block_size)
         missing = [total_blocks - len(table) for table in request.block_tables]
@@ -151,6 +152,15 @@ class KVCacheManager:
                 table.extend(self.pool.allocate(count))
         return True
 
+    def _has_slots(self, request: Request, num_new_tokens: int) -> bool:
+        """Whether the blocks that the request holds, and holds alone, have the slots: so it is for most tokens."""
+        index, filled = divmod(request.num_computed_tokens, self.block_size)
+        end = request.num_computed_tokens + num_new_tokens
+        for table in request.block_tables:
+            if end > len(table) * self.block_size or (filled and self.pool.references(table[index]) > 1):
+                return False
+        return True
+
     def _share_hit(self, request: Request, hit: PrefixHit) -> None:
         for table in hit.tables:
             for block in table:
@@ -160,8 +170,11 @@ class KVCacheManager:
         request.num_computed_tokens = hit.num_tokens
         request.num_registered_blocks = hit.num_tokens // self.block_size
 
-    def _release_behind_windows(self, request: Request) -> None:
-        """Give back the blocks that no later token attends to: this is where a window releases memory."""
+    def release_behind_windows(self, request: Request) -> None:
+        """Give back the blocks that no later token attends to: this is where a window releases memory.
+
+        Called after a step, when its blocks have been offered to the prefix cache.
+        """
         for group, table in zip(self.groups, request.block_tables, strict=True):
             if group.window is None:
                 continue
