@@ -1,6 +1,6 @@
 """The paged engine beside other engines, in one run: single stream (a), throughput (b), prefill (c), memory, start.
 
-    python benchmarks/engine.py [--peers DIR] [--json FILE]
+    python -m benchmarks.engine [--peers DIR] [--json FILE]
 
 Each engine runs alone in a process of its own, twice, in alternation, so that a machine that speeds up or slows down
 does so for all. Figures are medians; floors are measured in the same run. See benchmarks/peers/README.md for the peers.
@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels_cpu import Floors
-
+from benchmarks.kernels_cpu import Floors
 from benchmarks.workload import make_workload
+
 from tandem.engine.loading.sources import resolve
 
 HERE = Path(__file__).parent
@@ -35,7 +35,7 @@ class Engine(NamedTuple):
     environment: dict[str, str]
 
 
-def engines(peers: Path | None, only: str) -> Iterator[Engine]:
+def engines(peers: Path | None) -> Iterator[Engine]:
     gguf = str(resolve("smollm2-135m"))
     script = HERE / "peers"
     yield Engine("tandem bf16", [sys.executable, str(script / "tandem_peer.py"), gguf, "dtype=bfloat16"], {})
@@ -97,11 +97,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures here")
     args = parser.parse_args()
     floors = Floors(2)
-    bandwidth = floors.read_gb_s(WEIGHT_BYTES_BF16, 2)
-    peak = floors.peak_tflops(2)
+    bandwidth, peak = floors.read_gb_s(WEIGHT_BYTES_BF16), floors.peak_tflops
     print(f"read bandwidth {bandwidth:.1f} GB/s over the weights, products {peak:.2f} TFLOP/s at most")
     print(f"floor of a: {bandwidth * 1e9 / WEIGHT_BYTES_BF16:.0f} tok/s in bf16")
-    chosen = [engine for engine in engines(args.peers, args.only) if args.only in engine.name]
+    chosen = [engine for engine in engines(args.peers) if args.only in engine.name]
     results: dict[str, dict[str, list[float]]] = {engine.name: {} for engine in chosen}
     for _ in range(ROUNDS):
         for engine in chosen:

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching from a GGUF. Arguments: the .gguf, and the precision hint (f16, bf16, or none)."""
+"""OpenVINO GenAI's continuous batching from a GGUF. Arguments: the .gguf."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import resource
 import sys
 import time
+from typing import Any
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     emit("start_s", time.perf_counter() - started_s)
     serial = iter(range(1 << 30))
 
-    def run(jobs: list[dict]) -> tuple[float, float]:
+    def run(jobs: list[dict[str, Any]]) -> tuple[float, float]:
         begun_s = time.perf_counter()
         handles = []
         for job in jobs:

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import time
+from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,14 +32,14 @@ def main() -> None:
     )
     emit("start_s", time.perf_counter() - started_s)
 
-    def run(jobs: list[dict]) -> float:
+    def run(jobs: list[dict[str, Any]]) -> float:
         params = [
             SamplingParams(temperature=0, max_tokens=j["num_output"], ignore_eos=True, detokenize=False) for j in jobs
         ]
         begun_s = time.perf_counter()
         outputs = llm.generate([{"prompt_token_ids": j["prompt"]} for j in jobs], params, use_tqdm=False)
         taken_s = time.perf_counter() - begun_s
-        assert all(len(o.outputs[0].token_ids) == j["num_output"] for o, j in zip(outputs, jobs))
+        assert all(len(o.outputs[0].token_ids) == j["num_output"] for o, j in zip(outputs, jobs, strict=True))
         return taken_s
 
     run([work["a"]])
