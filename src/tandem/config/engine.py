@@ -29,7 +29,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         DTypeChoice,
         Meta(description="Type of weights and arithmetic. auto: bfloat16 where the device multiplies it natively."),
     ] = "auto"
-    kv_dtype: Annotated[DTypeChoice, Meta(description="Type of the KV cache. auto: the same as dtype.")] = "auto"
+    kv_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        Meta(description="Type of the KV cache. auto: the same as dtype. int8 holds nearly twice as much as bfloat16."),
+    ] = "auto"
     kernels: Annotated[
         Literal["auto", "native", "reference"],
         Meta(description="Compiled CPU kernels, or the plain torch reference. auto: native where they can be had."),

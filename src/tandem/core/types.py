@@ -23,4 +23,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 """Why a generation ended: a stop condition, a length limit, the client went away, or the engine failed it."""
 
 DType = Literal["float32", "bfloat16", "float16"]
-"""Element types of weights and KV, by torch's names but without torch."""
+"""Element types of weights and arithmetic, by torch's names but without torch."""
+
+KVDType = Literal["float32", "bfloat16", "float16", "int8"]
+"""Element types of KV. int8 has a float32 scale for each token and head, for keys and for values."""

@@ -12,7 +12,7 @@ import torch
 from tandem.config.engine import DTypeChoice, EngineConfig
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigError
-from tandem.core.types import DType
+from tandem.core.types import DType, KVDType
 from tandem.engine.core import EngineCore
 from tandem.engine.kernels.cpu.decoder import CpuDecoder
 from tandem.engine.kernels.cpu.native import Kernels, load_kernels
@@ -42,7 +42,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, clock: Clock) -> 
     threads = _set_threads(config)
     device = _resolve_device(config)
     dtype = _resolve_dtype(config.dtype)
-    kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
+    kv_dtype: KVDType = dtype if config.kv_dtype == "auto" else config.kv_dtype
     spec = checkpoint.spec
     # Planned before anything is loaded: what doesn't fit is refused at once, and the estimate is exact for these types.
     memory = plan_memory(spec, config, kv_dtype, spec.num_parameters * ELEMENT_BYTES[dtype])
@@ -78,7 +78,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint, clock: Clock) -> 
 
 
 def _make_runner(
-    config: EngineConfig, checkpoint: Checkpoint, memory: MemoryPlan, dtype: DType, kv_dtype: DType, threads: int
+    config: EngineConfig, checkpoint: Checkpoint, memory: MemoryPlan, dtype: DType, kv_dtype: KVDType, threads: int
 ) -> ModelRunner:
     tables = BlockTableRows(len(memory.groups), config.max_num_seqs, -(-memory.max_model_len // memory.block_size))
     kernels, reason = (None, "as asked") if config.kernels == "reference" else _native_kernels(dtype, kv_dtype)
@@ -86,10 +86,12 @@ def _make_runner(
         return NativeRunner(_native_decoder(config, checkpoint, memory, dtype, kv_dtype, threads, kernels), tables)
     if config.kernels == "native":
         raise ConfigError(f"kernels is 'native', but there are none: {reason}. Use --kernels auto.")
+    if kv_dtype == "int8":
+        raise ConfigError(f"kv_dtype is int8, which only the native kernels have, and there are none: {reason}.")
     return _reference_runner(checkpoint, memory, dtype, kv_dtype, tables, reason)
 
 
-def _native_kernels(dtype: DType, kv_dtype: DType) -> tuple[Kernels | None, str]:
+def _native_kernels(dtype: DType, kv_dtype: KVDType) -> tuple[Kernels | None, str]:
     if "float16" in (dtype, kv_dtype):
         return None, "they have no float16"
     return load_kernels()
@@ -100,7 +102,7 @@ def _native_decoder(
     checkpoint: Checkpoint,
     memory: MemoryPlan,
     dtype: DType,
-    kv_dtype: DType,
+    kv_dtype: KVDType,
     threads: int,
     kernels: Kernels,
 ) -> CpuDecoder:
@@ -121,7 +123,7 @@ def _native_decoder(
 
 
 def _reference_runner(
-    checkpoint: Checkpoint, memory: MemoryPlan, dtype: DType, kv_dtype: DType, tables: BlockTableRows, reason: str
+    checkpoint: Checkpoint, memory: MemoryPlan, dtype: DType, kv_dtype: KVDType, tables: BlockTableRows, reason: str
 ) -> EagerRunner:
     spec = checkpoint.spec
     decoder = Decoder(spec, memory.groups, checkpoint, getattr(torch, dtype))
@@ -166,7 +168,7 @@ def _ready(
     runner: ModelRunner,
     device: str,
     dtype: DType,
-    kv_dtype: DType,
+    kv_dtype: KVDType,
     summary: list[str],
 ) -> Ready:
     spec = checkpoint.spec

@@ -9,7 +9,7 @@ import psutil
 
 from tandem.config.engine import EngineConfig
 from tandem.core.errors import ConfigError, MemoryTooSmall
-from tandem.core.types import DType
+from tandem.core.types import DType, KVDType
 from tandem.engine.kvcache.layer_groups import LayerGroup, group_layers
 from tandem.engine.kvcache.manager import blocks_for_length
 from tandem.engine.models.spec import ModelSpec
@@ -50,11 +50,11 @@ class MemoryPlan:
         ]
 
 
-def plan_memory(spec: ModelSpec, config: EngineConfig, kv_dtype: DType, weights_bytes: int) -> MemoryPlan:
+def plan_memory(spec: ModelSpec, config: EngineConfig, kv_dtype: KVDType, weights_bytes: int) -> MemoryPlan:
     """Divide the memory. Raises `MemoryTooSmall` saying what would fit, or `ConfigError` for an impossible length."""
     groups = group_layers([spec.window(layer) for layer in range(spec.num_layers)])
     layers = len(groups[0].layers)
-    block_bytes = 2 * layers * spec.num_kv_heads * spec.head_dim * config.block_size * ELEMENT_BYTES[kv_dtype]
+    block_bytes = layers * spec.num_kv_heads * config.block_size * kv_bytes_per_head(spec.head_dim, kv_dtype)
     wanted = _wanted_length(spec, config)
     num_blocks = config.num_blocks or _blocks_at_hand(config, block_bytes, weights_bytes)
     capacity = capacity_tokens(groups, config.block_size, num_blocks)
@@ -72,6 +72,11 @@ def plan_memory(spec: ModelSpec, config: EngineConfig, kv_dtype: DType, weights_
         # More blocks than all seats can fill at full length would never be used.
         num_blocks = min(num_blocks, config.max_num_seqs * blocks_for_length(groups, config.block_size, length))
     return MemoryPlan(groups, config.block_size, block_bytes, num_blocks, length, weights_bytes, length < wanted)
+
+
+def kv_bytes_per_head(head_dim: int, kv_dtype: KVDType) -> int:
+    """Bytes of one token's key and value in one head of one layer; int8 has a float32 scale for either."""
+    return 2 * (head_dim + 4) if kv_dtype == "int8" else 2 * head_dim * ELEMENT_BYTES[kv_dtype]
 
 
 def _wanted_length(spec: ModelSpec, config: EngineConfig) -> int:

@@ -39,7 +39,7 @@ class Paged:
         return Sequence(0, [[] for _ in self.decoder.groups])
 
     def step(self, work: list[tuple[Sequence, list[int]]], every_row: bool = True) -> list[torch.Tensor]:
-        """Runs the given new tokens of each sequence; logits by sequence, [new tokens, vocab] (or of the last row only)."""
+        """Runs new tokens of each sequence; logits by sequence, [new tokens, vocab] (or of the last row only)."""
         size, d = self.decoder.block_size, self.decoder
         ids: list[int] = []
         positions: list[int] = []

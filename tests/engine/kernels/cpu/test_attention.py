@@ -64,9 +64,9 @@ def decoder_of(kernels: Kernels, case: dict[str, Any], variant: str, kv: str, **
         read,
         kernels=kernels,
         variant=variant,
-        kv_dtype=kv,
+        kv_dtype=kv,  # type: ignore[arg-type]
         weight_dtype="float32",
-        **(settings | more),  # type: ignore[arg-type]
+        **(settings | more),
     )
 
 

@@ -114,7 +114,7 @@ def test_a_cache_that_cannot_be_written_is_replaced(monkeypatch: pytest.MonkeyPa
 def test_a_processor_that_lies_is_found_out(
     kernels: native.Kernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The probe runs instructions that this machine lacks, as if it had claimed them: the answer must be no, and be kept."""
+    """The probe runs what this machine lacks, as if it had claimed it: the answer must be no, and be kept."""
     if kernels.library.tandem_cpu_supports(native.VARIANTS.index("amx")):
         pytest.skip("this machine has AMX")
     copy = tmp_path / "lib.so"

@@ -1,7 +1,8 @@
 """Compiles the CPU kernels on first use and keeps the library in a cache.
 
-Looked for in this order: a library that came with the package (a platform wheel's), the cache, a compiler. Where none of them
-helps, the answer is a reason instead of a path, and the caller serves with the torch reference. Knows nothing of models.
+Looked for in this order: a library that came with the package (a platform wheel's), the cache, a compiler. Where none
+of them helps, the answer is a reason instead of a path, and the caller serves with the torch reference. Knows nothing
+of models.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BASE_FLAGS = (
     "-pthread",
     "-w",
 )
-"""No contraction: the same expression gives the same bits wherever it is inlined; where fused is wanted, it is written."""
+"""No contraction: an expression gives the same bits wherever it is inlined; where fused is wanted, it is written."""
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
@@ -144,7 +145,7 @@ def _compile(compiler: Compiler, extra_flags: tuple[str, ...], target: Path, ann
 
 
 def _compile_unit(compiler: Compiler, unit: Path, work: Path, extra_flags: tuple[str, ...]) -> Built:
-    """One translation unit. An instruction set that the compiler doesn't know becomes a stub that says it isn't there."""
+    """One translation unit. An instruction set that the compiler doesn't know becomes a stub that says so."""
     variant = unit.stem.removeprefix("variant_") if unit.stem.startswith("variant_") else ""
     x86 = platform.machine() in ("x86_64", "AMD64")
     flags = VARIANT_FLAGS.get(variant, ()) if x86 else ()
@@ -184,7 +185,7 @@ def find_compiler() -> Compiler | None:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: $TANDEM_CACHE, else ~/.cache/tandem/kernels; a folder for this run where that can't be written."""
+    """$TANDEM_CACHE/kernels, else ~/.cache/tandem/kernels; where that can't be written, a folder for this run."""
     configured = os.environ.get("TANDEM_CACHE")
     folder = Path(configured) / "kernels" if configured else Path.home() / ".cache" / "tandem" / "kernels"
     try:
@@ -207,7 +208,7 @@ def _temporary_cache() -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock on a file: of two processes that compile the same, one waits. The system frees it when its holder dies."""
+    """Of two processes that compile the same, one waits. The system frees the lock when its holder dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:

@@ -1,10 +1,11 @@
 """A decoder-only transformer that runs one engine step, all layers, in one call of the native kernels.
 
-It owns the packed weights and the KV pool. Who schedules, who allocates blocks and who samples is not its business: it takes a
-batch of tokens with block tables, writes their KV, and gives logits, or the most likely tokens, of the rows asked for.
+It owns the packed weights and the KV pool. Who schedules, who allocates blocks and who samples is not its business: it
+takes a batch of tokens with block tables, writes their KV, and gives logits, or the most likely tokens, of the rows
+asked for.
 
-What varies with the batch: nothing. A row's logits are the same bits alone, in any batch, in any chunking and with any number of
-threads, on one instruction set. Between instruction sets they differ by rounding.
+What varies with the batch: nothing. A row's logits are the same bits alone, in any batch, in any chunking and with any
+number of threads, on one instruction set. Between instruction sets they differ by rounding.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ class CpuDecoder:
         variant: str | None = None,
         spin_us: int = DEFAULT_SPIN_US,
     ) -> None:
-        """`read` gives a tensor by its name in Hugging Face's layout, in the type asked for or in bfloat16, float16 or float32.
+        """`read` gives a tensor by its name in Hugging Face's layout, in the type asked for or another float.
 
-        max_tokens bounds a step's tokens. `variant` forces an instruction set. Raises ModelUnsupported, ModelDamaged (a tensor of
-        a wrong shape), MemoryTooSmall.
+        max_tokens bounds a step's tokens. `variant` forces an instruction set. Raises ModelUnsupported, ModelDamaged
+        (a tensor of a wrong shape), MemoryTooSmall.
         """
         check_supported(spec, block_size)
         self.spec = spec
@@ -122,8 +123,9 @@ class CpuDecoder:
         """Runs T tokens of S sequences through all layers; prefill chunks and decodes in any mixture.
 
         token_ids, positions [T]; query_start [S + 1]; context_len [S], this step included; by group: block_tables
-        [S, max_blocks], slot_mapping [T]; sample_rows [R], distinct; argmax_out [R]: all int32. logits_out [R, vocab] and
-        hidden_out [R, hidden] (behind the last norm): float32. Entries of a block table before the window aren't read.
+        [S, max_blocks], slot_mapping [T]; sample_rows [R], distinct; argmax_out [R]: all int32. logits_out [R, vocab]
+        and hidden_out [R, hidden] (behind the last norm): float32. Entries of a block table before the window are not
+        read.
         """
         assert len(block_tables) == len(slot_mapping) == len(self.groups)
         samples = sample_rows.numel()
@@ -149,7 +151,10 @@ class CpuDecoder:
         block_tables: Sequence[torch.Tensor],
         slot_mapping: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """One layer's RoPE, KV write and attention, for tests. qkv: float32 [T, heads + 2 kv heads, head_dim]; the same back, [T, heads, head_dim]."""
+        """One layer's RoPE, KV write and attention, for tests.
+
+        qkv: float32 [T, heads + 2 kv heads, head_dim]; returns float32 [T, heads, head_dim].
+        """
         strides = (ctypes.c_int32 * 3)()
         self._library.tandem_decoder_strides(self._open(), strides)
         tokens = len(positions)
@@ -359,7 +364,7 @@ def check_supported(spec: ModelSpec, block_size: int) -> None:
 def rope_table(theta: float, scaling: RopeScaling | None, head_dim: int, length: int) -> torch.Tensor:
     """float32 [length, head_dim]: by position, the cosines of its angles, then the sines.
 
-    Llama 3's scaling keeps high frequencies, divides low ones, and blends between (arXiv:2407.21783; transformers' `llama3`).
+    Llama 3's scaling keeps high frequencies, divides low ones, and blends between (transformers' `llama3`).
     """
     frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     if scaling is not None and scaling.kind == "linear":

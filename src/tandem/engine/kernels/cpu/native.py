@@ -1,4 +1,4 @@
-"""The kernels' library as Python sees it: its C functions, its instruction sets, and which of them this machine really has.
+"""The kernels' library as Python sees it: its C functions, its instruction sets, which of them this machine really has.
 
 The layouts here are those of csrc/decoder.h, field by field; `tandem_abi` guards against a library of another age.
 """
@@ -125,16 +125,17 @@ def _load_once(announce: Callable[[str], None]) -> tuple[Kernels | None, str]:
 
 
 def _wanted(library: ctypes.CDLL) -> list[str]:
-    """What the processor claims, best first; $TANDEM_CPU_VARIANT narrows it to one. Emulations serve only when named."""
+    """What the processor claims, best first, or $TANDEM_CPU_VARIANT. Emulations serve only when named."""
     asked = os.environ.get("TANDEM_CPU_VARIANT")
     candidates = [asked] if asked in VARIANTS else [v for v in VARIANTS if not v.endswith("_emulated")]
     return [v for v in candidates if library.tandem_cpu_supports(VARIANTS.index(v))]
 
 
 def probed(path: Path, variant: str) -> bool:
-    """Whether the variant computes rightly, tried in a process of its own: a virtual machine may claim what it then kills us for.
+    """Whether the variant computes rightly, tried in a process of its own.
 
-    The answer is kept beside the library, by processor and system.
+    A virtual machine may claim what it then kills us for. The answer is kept beside the library,
+    by processor and system.
     """
     if variant in ("portable", "amx_emulated"):
         return True

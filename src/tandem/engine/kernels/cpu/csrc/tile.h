@@ -30,13 +30,18 @@ template <class A> using TileFunction = void (*)(const A* a, int64_t lda, const 
 #endif
 #endif
 
-// Float inputs; weights float, or bf16 widened on the way.
+// Float inputs; weights float, or bf16 widened on the way. All loops over rows and columns must unroll: the sums live in registers.
 template <class B, int R>
 static void fma_tile(const float* a, int64_t lda, const BTile& b, float* c, int64_t ldc, bool add) {
   constexpr int N = kPanel / W;
   V acc[R][N];
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
     for (int j = 0; j < N; ++j) acc[r][j] = add ? load(c + r * ldc + j * W) : zero();
+  // Rows are addressed from three bases, at 0, 1, 2 and 3 times the stride: twelve pointers wouldn't fit the registers.
+  const float* base[3] = {a, a + 4 * lda, a + 8 * lda};
+  const int64_t lda3 = 3 * lda;
   const char* ahead = b.ahead;
   for (int s = 0; s < b.num_segments; ++s) {
     const char* p = b.segments[s];
@@ -44,23 +49,42 @@ static void fma_tile(const float* a, int64_t lda, const BTile& b, float* c, int6
       prefetch_l2(ahead);
       ahead += b.ahead_step;
 #pragma GCC unroll 2
-      for (int k = 0; k < Packing<B>::k; ++k, ++a) {
-        V columns[N];
-#pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) {
+      for (int k = 0; k < Packing<B>::k; ++k) {
+        auto column = [&](int j) __attribute__((always_inline)) {
           const char* q = p + (j * W < kHalf ? j * W * 4 : b.second + (j * W - kHalf) * 4);
-          columns[j] = Packing<B>::k == 1 ? load(reinterpret_cast<const float*>(q)) : k == 0 ? first_of_pairs(q) : second_of_pairs(q);
-        }
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-          const V row = splat(a[r * lda]);
+          return Packing<B>::k == 1 ? load(reinterpret_cast<const float*>(q)) : k == 0 ? first_of_pairs(q) : second_of_pairs(q);
+        };
+        auto row = [&](int r) __attribute__((always_inline)) { return splat(base[r / 4][k + (r % 4 == 3 ? lda3 : (r % 4) * lda)]); };
+        // The fewer of the two stay in registers: with sixteen of them, all columns beside twelve sums would not fit.
+        if constexpr (R < N) {
+          V rows[R];
 #pragma GCC unroll 4
-          for (int j = 0; j < N; ++j) acc[r][j] = fma(row, columns[j], acc[r][j]);
+          for (int r = 0; r < R; ++r) rows[r] = row(r);
+#pragma GCC unroll 4
+          for (int j = 0; j < N; ++j) {
+            const V c_j = column(j);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) acc[r][j] = fma(rows[r], c_j, acc[r][j]);
+          }
+        } else {
+          V columns[N];
+#pragma GCC unroll 4
+          for (int j = 0; j < N; ++j) columns[j] = column(j);
+#pragma GCC unroll 12
+          for (int r = 0; r < R; ++r) {
+            const V a_r = row(r);
+#pragma GCC unroll 4
+            for (int j = 0; j < N; ++j) acc[r][j] = fma(a_r, columns[j], acc[r][j]);
+          }
         }
       }
+#pragma GCC unroll 3
+      for (int t = 0; t < (R + 3) / 4; ++t) base[t] += Packing<B>::k;
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
     for (int j = 0; j < N; ++j) store(c + r * ldc + j * W, acc[r][j]);
 }
 
