@@ -319,6 +319,8 @@ def speed(device: torch.device, layers: int) -> dict[str, Any]:
         budget=PROMPTS[-1],
         length=PROMPTS[-1],
     )
+    for kv in runner._caches:
+        kv.data.normal_()  # as power and speed depend on what is multiplied
     return {
         "device": torch.cuda.get_device_name(device),
         "bandwidth_tb_s": bandwidth / 1e12,
@@ -332,7 +334,7 @@ def speed(device: torch.device, layers: int) -> dict[str, Any]:
 
 
 def decode_row(runner: CudaRunner, spec: ModelSpec, size: int, blocks_each: int, bandwidth: float) -> dict[str, float]:
-    """`gpu_ms`: the graph alone. `step_ms`: the step as the engine sees it, with the upload and the tokens read back."""
+    """`gpu_ms`: the graph alone. `step_ms`: the step as the engine sees it, with upload and tokens read back."""
     requests = [make_request(CONTEXT, blocks_each, 1, first_block=i * blocks_each, seed=i) for i in range(size)]
     plan = make_plan([(request, CONTEXT - 1, 1) for request in requests])
     step_ms = wall_ms(lambda: runner.execute(plan))

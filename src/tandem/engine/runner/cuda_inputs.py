@@ -33,6 +33,7 @@ class DeviceTables(BlockTableRows):
     """Block tables kept twice, here and on the device; remembers which entries the device lacks."""
 
     def __init__(self, num_groups: int, max_num_seqs: int, max_blocks: int, device: torch.device) -> None:
+        max_blocks = _padded(max_blocks)
         super().__init__(num_groups, max_num_seqs, max_blocks)
         self.on_device = torch.zeros((num_groups, max_num_seqs, max_blocks), dtype=torch.int32, device=device)
         self._max_num_seqs = max_num_seqs

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+)
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -83,7 +85,6 @@ def catch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], li
         (torch.bfloat16, torch.bfloat16, 128, 90),
         (torch.bfloat16, torch.int8, 64, 90),
         (torch.bfloat16, torch.bfloat16, 256, 80),
-        (torch.float32, torch.float32, 80, 90),
         (torch.float32, torch.float32, 64, 90),
         (torch.float16, torch.float32, 64, 90),
     ],

@@ -24,3 +24,18 @@ def test_kernels_in_tritons_interpreter() -> None:
         text=True,
     )
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+
+
+def test_without_triton_there_is_a_reason() -> None:
+    script = """
+import sys
+sys.modules["triton"] = None
+from tandem.core.errors import ConfigError
+from tandem.engine.kernels.triton import unavailable_reason
+try:
+    import tandem.engine.runner.cuda
+except ConfigError as error:
+    print(error.message)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "need the package triton" in result.stdout

@@ -54,6 +54,10 @@ def test_argmax(vocab: int, device: torch.device) -> None:
     assert torch.equal(found.logit, logits.max(1).values)
 
 
+def test_argmax_of_nan_is_still_a_token(device: torch.device) -> None:
+    assert 0 <= argmax(torch.full((1, 5000), float("nan"), device=device)).token.item() < 5000
+
+
 @pytest.mark.parametrize("vocab", SIZES)
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 1e-4, 50.0])
 def test_draws_from_everything(vocab: int, temperature: float, device: torch.device) -> None:

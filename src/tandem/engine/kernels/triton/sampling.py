@@ -34,7 +34,7 @@ def piece_argmax_kernel(piece_max, piece_ids, logits, V, PIECE: tl.constexpr):
 
 
 @jit
-def row_argmax_kernel(chosen, row_max, piece_max, piece_ids, num_pieces, BLOCK: tl.constexpr):
+def row_argmax_kernel(chosen, row_max, piece_max, piece_ids, V, num_pieces, BLOCK: tl.constexpr):
     """Grid (rows): joins the pieces. Pieces are in the order of tokens, so the first of equal ones has the lower id."""
     row = tl.program_id(0)
     piece = tl.arange(0, BLOCK)
@@ -42,7 +42,8 @@ def row_argmax_kernel(chosen, row_max, piece_max, piece_ids, num_pieces, BLOCK: 
     x = tl.load(piece_max + row * num_pieces + piece, mask=exists, other=float("-inf"))
     largest = tl.max(x, 0)
     tokens = tl.load(piece_ids + row * num_pieces + piece, mask=exists & (x == largest), other=2147483647)
-    tl.store(chosen + row, tl.min(tokens, 0))
+    # A row of NaN has no largest; its token must still be one.
+    tl.store(chosen + row, tl.minimum(tl.min(tokens, 0), V - 1))
     tl.store(row_max + row, largest)
 
 
@@ -133,7 +134,9 @@ def argmax(logits: Tensor) -> RowMax:
     piece_ids = torch.empty((rows, pieces), dtype=torch.int32, device=logits.device)
     piece_argmax_kernel[(rows, pieces)](piece_max, piece_ids, logits, vocab, PIECE=PIECE)
     found = RowMax(piece_ids.new_empty(rows), piece_max.new_empty(rows))
-    row_argmax_kernel[(rows,)](found.token, found.logit, piece_max, piece_ids, pieces, BLOCK=power_of_two(pieces))
+    row_argmax_kernel[(rows,)](
+        found.token, found.logit, piece_max, piece_ids, vocab, pieces, BLOCK=power_of_two(pieces)
+    )
     return found
 
 

@@ -61,8 +61,8 @@ static inline V keep(V x, int low, int high, float other) {
 static inline V first_of_pairs(const void* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16))};
 }
-static inline V second_of_pairs(const void* p) {
-  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi32((int)0xffff0000)))};
+static inline V second_of_pairs(const void* p) {  // by shifts: a mask would take the register that the tile's sums need
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(_mm256_loadu_si256((const __m256i*)p), 16), 16))};
 }
 static inline V load(const int8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
