@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 MODEL ?= smollm2-135m
 
-.PHONY: help setup model serve test check format clean
+.PHONY: help setup model serve test check format wheel clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/:/' | awk -F: '{printf "make %-10s %s\n", $$1, $$2}'
@@ -40,6 +40,10 @@ check: setup  ## linter and types
 format: setup  ## lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheel: setup  ## a wheel for this platform, with the CPU kernels compiled into it
+	TANDEM_PREBUILT=1 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 clean:  ## remove the environment and caches of tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

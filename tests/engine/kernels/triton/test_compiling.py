@@ -93,7 +93,7 @@ def test_attention(catch: Any, dtype: torch.dtype, kv_dtype: torch.dtype, dim: i
     from tests.engine.kernels.triton.cases import Case, RopeCase, attention_error, rope_errors
 
     made = catch(capability)
-    windowed = {"window": 40, "soft_cap": 30.0} if dim != 128 else {}
+    windowed: dict[str, Any] = {"window": 40, "soft_cap": 30.0} if dim != 128 else {}
     case = Case(
         queries=(1, 60), contexts=(50, 60), heads=8, dim=dim, dtype=dtype, kv_dtype=kv_dtype, splits=4, **windowed
     )

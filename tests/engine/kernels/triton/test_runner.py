@@ -105,13 +105,13 @@ class Engine:
 @pytest.mark.parametrize("name", ["llama", "gemma"])
 def test_serves_what_the_plain_runner_serves(name: str, device: torch.device) -> None:
     engine = Engine(TINY[name], device, kv_dtype=torch.float32, num_blocks=BLOCKS * 3)
-    engine.add("greedy", 37, seed=1)
+    engine.add("greedy", 30, seed=1)
     engine.add("short", 1, seed=2, max_tokens=3)
-    engine.add("forks", 10, seed=3, n=3, temperature=0.9)
+    engine.add("forks", 10, seed=3, n=2, temperature=0.9)
     engine.add("scored", 14, seed=4, prompt_logprobs=1, logprobs=2)
     for _ in range(3):
         engine.core.step()
-    engine.add("the same prompt", 37, seed=1, max_tokens=8)
+    engine.add("the same prompt", 30, seed=1, max_tokens=6)
     engine.add("nothing to generate", 9, seed=5, max_tokens=0)
     engine.run()
     assert engine.both.num_copies
