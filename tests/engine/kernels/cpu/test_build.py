@@ -148,28 +148,3 @@ def test_under_sanitizers(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-
-
-def test_layer_groups_are_of_one_length() -> None:
-    from tandem.engine.kernels.cpu.decoder import layer_groups
-    from tandem.engine.models.spec import ModelSpec
-
-    windows = (512, 512, 512, 512, 512, None) * 3
-    spec = ModelSpec(
-        family="gemma3",
-        num_layers=18,
-        hidden_size=640,
-        intermediate_size=2048,
-        num_heads=4,
-        num_kv_heads=1,
-        head_dim=256,
-        vocab_size=100,
-        max_position=100,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        layer_windows=windows,
-    )
-    groups = layer_groups(spec)
-    assert [len(g.layers) for g in groups] == [3] * 6
-    assert sorted(layer for g in groups for layer in g.layers) == list(range(18))
-    assert all(spec.window(layer) == g.window for g in groups for layer in g.layers)

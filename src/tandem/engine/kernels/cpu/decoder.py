@@ -13,13 +13,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from tandem.core.errors import MemoryTooSmall, ModelDamaged, ModelUnsupported
 from tandem.engine.kernels.cpu.native import DTYPES, VARIANTS, Config, Kernels, StepArgs
+from tandem.engine.kvcache.layer_groups import LayerGroup, group_layers
 from tandem.engine.models.spec import ModelSpec, RopeScaling
 
 ReadTensor = Callable[[str, torch.dtype], torch.Tensor]
@@ -32,30 +32,6 @@ DEFAULT_SPIN_US = 30
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN, _HEAD, _EMBEDDING = range(6)
 _INPUT_NORM, _MLP_NORM, _POST_ATTENTION, _POST_MLP, _Q_NORM, _K_NORM, _BIAS, _LAST_NORM = range(8)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """Layers whose KV is kept alike: one block table serves them all. `window` in tokens, or None for all."""
-
-    window: int | None
-    layers: tuple[int, ...]
-
-
-def layer_groups(spec: ModelSpec) -> tuple[LayerGroup, ...]:
-    """Layers by window, cut into groups of one length, so that a block holds any group's KV.
-
-    Gemma's 15 local and 3 global layers become six groups of three.
-    """
-    by_window: dict[int | None, list[int]] = {}
-    for layer in range(spec.num_layers):
-        by_window.setdefault(spec.window(layer), []).append(layer)
-    length = math.gcd(*(len(layers) for layers in by_window.values()))
-    return tuple(
-        LayerGroup(window, tuple(layers[i : i + length]))
-        for window, layers in by_window.items()
-        for i in range(0, len(layers), length)
-    )
 
 
 class CpuDecoder:
@@ -84,7 +60,9 @@ class CpuDecoder:
         """
         check_supported(spec, block_size)
         self.spec = spec
-        self.groups = tuple(groups) if groups is not None else layer_groups(spec)
+        self.groups = (
+            tuple(groups) if groups is not None else group_layers([spec.window(i) for i in range(spec.num_layers)])
+        )
         self.max_tokens = max_tokens
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -223,7 +201,7 @@ class CpuDecoder:
         spec, layers = self.spec, self.spec.num_layers
         group_of, pool_of = [0] * layers, [0] * layers
         for index, group in enumerate(self.groups):
-            assert len(group.layers) == len(self.groups[0].layers), "layer groups must be of one length"
+            assert len(group.layers) <= len(self.groups[0].layers), "no group may be longer than the first"
             for place, layer in enumerate(group.layers):
                 group_of[layer], pool_of[layer] = index, place
         local = spec.local_rope_theta is not None
