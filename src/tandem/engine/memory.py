@@ -50,16 +50,22 @@ class MemoryPlan:
         ]
 
 
-def plan_memory(spec: ModelSpec, config: EngineConfig, kv_dtype: KVDType, weights_bytes: int) -> MemoryPlan:
-    """Divide the memory. Raises `MemoryTooSmall` saying what would fit, or `ConfigError` for an impossible length."""
+def plan_memory(
+    spec: ModelSpec, config: EngineConfig, kv_dtype: KVDType, weights_bytes: int, free_bytes: int | None = None
+) -> MemoryPlan:
+    """Divide the memory: `free_bytes` of a device, or what the system has.
+
+    Raises `MemoryTooSmall` saying what would fit, or `ConfigError` for an impossible length.
+    """
     groups = group_layers([spec.window(layer) for layer in range(spec.num_layers)])
     layers = len(groups[0].layers)
     block_bytes = layers * spec.num_kv_heads * config.block_size * kv_bytes_per_head(spec.head_dim, kv_dtype)
     wanted = _wanted_length(spec, config)
-    num_blocks = config.num_blocks or _blocks_at_hand(config, block_bytes, weights_bytes)
+    free_bytes = available_bytes() if free_bytes is None else free_bytes
+    num_blocks = config.num_blocks or _blocks_at_hand(config, block_bytes, weights_bytes, free_bytes)
     capacity = capacity_tokens(groups, config.block_size, num_blocks)
     if capacity < 2:
-        raise MemoryTooSmall(_no_room(config, weights_bytes))
+        raise MemoryTooSmall(_no_room(config, weights_bytes, free_bytes))
     if config.max_model_len is not None and capacity < wanted:
         needed = blocks_for_length(groups, config.block_size, wanted) * block_bytes
         raise MemoryTooSmall(
@@ -88,10 +94,10 @@ def _wanted_length(spec: ModelSpec, config: EngineConfig) -> int:
     return wanted
 
 
-def _blocks_at_hand(config: EngineConfig, block_bytes: int, weights_bytes: int) -> int:
+def _blocks_at_hand(config: EngineConfig, block_bytes: int, weights_bytes: int, free_bytes: int) -> int:
     if config.kv_memory_gib is not None:
         return int(config.kv_memory_gib * _GIB) // block_bytes
-    return max(0, int(available_bytes() * config.memory_utilization) - weights_bytes) // block_bytes
+    return max(0, int(free_bytes * config.memory_utilization) - weights_bytes) // block_bytes
 
 
 def capacity_tokens(groups: tuple[LayerGroup, ...], block_size: int, num_blocks: int) -> int:
@@ -104,9 +110,9 @@ def capacity_tokens(groups: tuple[LayerGroup, ...], block_size: int, num_blocks:
     return low
 
 
-def _no_room(config: EngineConfig, weights_bytes: int) -> str:
+def _no_room(config: EngineConfig, weights_bytes: int, free_bytes: int) -> str:
     return (
-        f"No memory is left for KV: {_size(available_bytes())} are free, of which Tandem may use "
+        f"No memory is left for KV: {_size(free_bytes)} are free, of which Tandem may use "
         f"{config.memory_utilization:.0%}, and the weights take {_size(weights_bytes)}. Free some memory, raise "
         "--memory-utilization or --kv-memory-gib, or take a smaller model or dtype."
     )

@@ -78,8 +78,10 @@ async def _run(front: Front, stop: asyncio.Event, shutdown_timeout_s: float, fai
         if stop.is_set():
             await _drain(front, stop, watching, shutdown_timeout_s)
             return 0
-        _log.error("the engine has died: %s", front.client.failure)
-        if front.client.info is not None:  # one that never loaded has no requests to tell
+        if front.client.info is None:  # it never loaded, so there are no requests to tell
+            _log.error("the engine could not start: %s", front.client.failure)
+        else:
+            _log.error("the engine has died: %s", front.client.failure)
             await asyncio.sleep(failure_grace_s)
         return 1
     finally:
