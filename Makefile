@@ -13,10 +13,12 @@ help:  ## what can be made
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(f"Tandem needs Python 3.11 or newer, and $(PYTHON) is {sys.version.split()[0]}; try make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
-	@echo "making $(VENV) (some minutes, once)"
+	@echo "1/3 making $(VENV) (all three steps: some minutes, once)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@echo "2/3 installing $(TORCH)"
 	@$(BIN)/python -m pip install --quiet '$(TORCH)'
+	@echo "3/3 installing Tandem and what it is developed with"
 	@$(BIN)/python -m pip install --quiet --editable '.[engine]' --group dev
 	@touch $@
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,22 @@ def test_models_that_can_not_be_served_are_one_sentence_and_leave_nothing(tmp_pa
         assert "Traceback" not in result.stderr
         assert result.stderr.count("\n") == 1
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_misspelt_variable_is_named() -> None:
+    result = run_tandem("serve", "m", "--print-config", env={**os.environ, "TANDEM_APIKEY": "x"})
+    assert result.returncode == 2
+    assert "Did you mean TANDEM_API_KEY?" in result.stderr
+
+
+def test_output_that_can_not_be_written_is_one_sentence(smollm2: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "tandem.cli.main", "models"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert "Traceback" not in result.stderr
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = run_tandem("generate", "日本", "--max-tokens", "4", env=ascii_only)
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False)
 
 
 def test_version_and_help() -> None:

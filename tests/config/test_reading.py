@@ -11,7 +11,7 @@ import pytest
 from tandem.config.deployment import BatchGoal, GatewayConfig, InteractiveGoal, PoolConfig
 from tandem.config.describe import settings_of
 from tandem.config.engine import EngineConfig
-from tandem.config.reading import file_table, layered, load_deployment, read_file
+from tandem.config.reading import check_environment, file_table, layered, load_deployment, read_file
 from tandem.config.server import ServerConfig
 from tandem.core.errors import ConfigError
 
@@ -126,3 +126,54 @@ def test_secrets_come_by_reference(tmp_path: Path) -> None:
 def test_every_setting_is_documented(kind: type[msgspec.Struct]) -> None:
     assert kind.__doc__
     assert [s.name for s in settings_of(kind) if not s.description.endswith((".", "…"))] == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("TANDEM_APIKEY", "Did you mean TANDEM_API_KEY"),
+        ("TANDEM_MAX_MODEL_LENGTH", "TANDEM_MAX_MODEL_LEN"),
+        ("TANDEM_X", "is no setting"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused(variable: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        check_environment({variable: "1"}, (EngineConfig, ServerConfig))
+    assert variable in caught.value.message
+
+
+def test_settings_and_kubernetes_variables_are_no_mistakes() -> None:
+    names = [
+        "TANDEM_API_KEY",
+        "TANDEM_CACHE",
+        "TANDEM_SERVICE_HOST",
+        "TANDEM_SERVICE_PORT_HTTP",
+        "TANDEM_PORT_8000_TCP",
+    ]
+    names += ["TANDEM_GATEWAY_SERVICE_PORT", "TANDEM_GATEWAY_PORT_8000_TCP_ADDR", "HOME"]
+    check_environment(dict.fromkeys(names, "x"), (EngineConfig, ServerConfig))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version = 1\n[engine]\nblock_size = 8\nblock-size = 4\n", "block-size is given twice"),
+        (
+            "version = 1\n[[pool]]\nname = 'a'\nmodel = 'm'\n[[pool]]\nname = 'a'\nmodel = 'm'\n",
+            "two pools are called 'a'",
+        ),
+        ("version = 1\n[[pool]]\nname = 'a'\nmodel = 'm'\n[pool.engine_options]\nblok = 5\n", "blok"),
+        ("version = 1\n[gateway]\nlisten = 'x'\n", "must be host:port"),
+        ("version = 1\n[engine]\nhash_seed = 'plain'\n", "hash_seed must not stand in the file"),
+    ],
+)
+def test_more_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_deployment(write(tmp_path, text))
+    assert said in caught.value.message
+
+
+def test_the_end_of_a_line_is_no_part_of_a_key() -> None:
+    assert layered(ServerConfig, {}, {"TANDEM_API_KEY": "abc\n"}, {}).api_key == "abc"
+    with pytest.raises(ConfigError, match="empty"):
+        layered(ServerConfig, {}, {"TANDEM_API_KEY": " "}, {})

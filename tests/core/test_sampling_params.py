@@ -21,6 +21,13 @@ def test_defaults_are_openais() -> None:
         ("n", 0),
         ("n", 129),
         ("n", 1.5),
+        ("top_k", 1 << 64),
+        ("max_tokens", 1 << 64),
+        ("min_tokens", 1 << 64),
+        ("stop", 5),
+        ("stop", (5,)),
+        ("stop_token_ids", 5),
+        ("logit_bias", 5),
         ("n", True),
         ("temperature", -0.1),
         ("temperature", math.nan),
@@ -61,6 +68,11 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="min_tokens is 9 but max_tokens is 8"):
         SamplingParams(min_tokens=9, max_tokens=8)
     assert SamplingParams(min_tokens=9, max_tokens=None).min_tokens == 9
+
+
+def test_lists_and_a_single_text_are_taken_as_in_vllm() -> None:
+    assert SamplingParams(stop="a").stop == ("a",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"], stop_token_ids=[3]).stop == ("a", "b")  # type: ignore[arg-type]
 
 
 def test_parameters_never_change() -> None:

@@ -180,3 +180,19 @@ def test_impossible_settings_are_refused(smollm2: Path) -> None:
         LLM(str(smollm2), num_blocks=4, max_model_len=8192)
     with pytest.raises(ModelNotFound, match="smollm2-135m"):
         LLM("smollm2-153m")
+
+
+@pytest.mark.parametrize("prompts", [None, 5, [None], [["a"]], [{"text": "a"}]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequest, match="prompt"):
+        llm.generate(prompts, greedy(), use_tqdm=False)
+
+
+def test_vllms_forms_of_a_prompt_are_taken(llm: LLM) -> None:
+    plain = llm.generate("Paris is", greedy(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids
+    ids = llm.tokenizer.encode("Paris is")
+    forms: list[Any] = [{"prompt": "Paris is"}, [{"prompt_token_ids": ids}], ids, [ids]]
+    for form in forms:
+        assert llm.generate(form, greedy(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids == plain
+    with pytest.raises(InvalidRequest, match="sampling_params"):
+        llm.generate("a", 5, use_tqdm=False)  # type: ignore[arg-type]

@@ -83,3 +83,15 @@ def test_windowed_layers_need_fewer_blocks() -> None:
 def test_the_machine_is_asked_for_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert 0 < memory.available_bytes() < 1 << 50
+
+
+def test_more_kv_than_is_free_is_refused_and_not_cut_in_silence() -> None:
+    with pytest.raises(MemoryTooSmall, match=r"kv_memory_gib is 1000.*1.00 GiB are free: 0.75 GiB are left"):
+        plan_memory(TINY, EngineConfig(kv_memory_gib=1000), "float32", GIB // 4)
+
+
+def test_advice_names_the_setting_that_was_given() -> None:
+    with pytest.raises(MemoryTooSmall, match=r"raise --num-blocks \(now 64\)"):
+        plan_memory(TINY, EngineConfig(num_blocks=64, max_model_len=2000), "float32", 0)
+    with pytest.raises(MemoryTooSmall, match="holds fewer than two tokens"):
+        plan_memory(TINY, EngineConfig(kv_memory_gib=1e-9), "float32", 0)

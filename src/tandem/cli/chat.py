@@ -51,6 +51,8 @@ def _run(args: argparse.Namespace) -> int:
             break
         if line == "/clear":
             messages = list(opening)
+        elif line.startswith("/") and line.removeprefix("/").isalpha():
+            print(HELP)
         elif line:
             messages = _turn(llm, messages, line, sampling)
     return 0
@@ -84,5 +86,5 @@ def _turn(llm: LLM, messages: list[dict[str, str]], line: str, sampling: Samplin
         print(" [stopped]", end="")
     print()
     if sys.stdin.isatty():
-        print(f"\033[2m{len(parts)} pieces in {time.monotonic() - started_s:.1f} s\033[0m")
+        print(f"\033[2m{time.monotonic() - started_s:.1f} s\033[0m")
     return [*asked, {"role": "assistant", "content": "".join(parts)}]

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from tandem.config.describe import Setting, settings_of
-from tandem.config.reading import file_table, layered, load_deployment, read_file
+from tandem.config.engine import EngineConfig
+from tandem.config.reading import check_environment, file_table, layered, load_deployment, read_file
+from tandem.config.server import ServerConfig
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -53,6 +55,7 @@ def collect(args: argparse.Namespace, kind: type[Settings], table: str) -> Setti
         # Checked as a whole first, so that a mistake anywhere in the file is found now.
         load_deployment(path)
         file = file_table(read_file(path), table)
+    check_environment(os.environ, (EngineConfig, ServerConfig))
     names = {setting.name for setting in settings_of(kind)}
     flags = {name: value for name, value in vars(args).items() if name in names and value is not None}
     return layered(kind, file, os.environ, flags)

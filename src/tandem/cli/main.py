@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong, 130 int
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,10 @@ from tandem.core.errors import ConfigError, TandemError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that can't show a character shows a question mark, and the command goes on.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     parser = _parser()
     args = parser.parse_args(argv)
     try:
@@ -31,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}.", 1)
     return status
 
 

@@ -6,13 +6,14 @@ import argparse
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tandem.cli.flags import add_config_flag, add_settings, collect
 from tandem.cli.models import DEFAULT_MODEL
 from tandem.config.engine import EngineConfig
+from tandem.config.reading import SECRETS
 from tandem.config.server import ServerConfig
 from tandem.core.errors import TandemError
 
@@ -37,10 +38,15 @@ def _run(args: argparse.Namespace) -> int:
     server = collect(args, ServerConfig, "server")
     engine = collect(args, EngineConfig, "engine")
     if args.print_config:
-        shown = msgspec.structs.replace(server, api_key="(set)" if server.api_key else None)
-        print(json.dumps({"server": msgspec.to_builtins(shown), "engine": msgspec.to_builtins(engine)}, indent=2))
+        print(json.dumps({"server": _shown(server), "engine": _shown(engine)}, indent=2))
         return 0
     return _serve(server, engine)
+
+
+def _shown(settings: msgspec.Struct) -> dict[str, Any]:
+    """Settings as they may be printed."""
+    plain: dict[str, Any] = msgspec.to_builtins(settings)
+    return {name: "(set)" if name in SECRETS and value else value for name, value in plain.items()}
 
 
 def _serve(server: ServerConfig, engine: EngineConfig) -> int:

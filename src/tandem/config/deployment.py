@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from tandem.config.engine import EngineConfig
 from tandem.config.server import ServerConfig
+from tandem.core.errors import ConfigError
 from tandem.core.types import ServiceClass
 
 EngineKind = Literal["tandem", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp", "openvino", "openai"]
@@ -46,6 +47,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str, Meta(description="SQLAlchemy address of the state: sqlite:///FILE on one machine, else postgresql://…")
     ] = "sqlite:///tandem.db"
 
+    def __post_init__(self) -> None:
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(f"listen is {self.listen!r}; it must be host:port, such as 127.0.0.1:8000.")
+
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Replicas of one model on one kind of engine."""
@@ -66,6 +72,10 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         dict[str, bool | int | float | str], Meta(description="Settings of [engine] that differ in this pool.")
     ] = {}
 
+    def __post_init__(self) -> None:
+        # Checked now: a setting that doesn't exist must not wait for the pool's first start to be found out.
+        msgspec.convert(self.engine_options, EngineConfig)
+
 
 class TandemConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
@@ -76,3 +86,8 @@ class TandemConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
     pool: tuple[PoolConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [pool.name for pool in self.pool]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"two pools are called {min(twice)!r}; a pool's name must be unique.")

@@ -6,11 +6,12 @@ production.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,12 @@ from tandem.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 PREFIX = "TANDEM_"
-SECRETS = ("api_key",)
+SECRETS = {"api_key": "server", "hash_seed": "engine"}
+"""Settings that must not stand in a file or be shown, and the table each belongs to."""
+OTHER_VARIABLES = {"TANDEM_CACHE", "TANDEM_CPU_VARIANT", "TANDEM_PREBUILT", "TANDEM_SANITIZE", "TANDEM_URL"}
+"""Read elsewhere, by their own names."""
+# Kubernetes gives every pod such variables for each service: those of one called "tandem" or "tandem-…" are not ours.
+_KUBERNETES = re.compile(r"TANDEM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP)(_\w+)?)?)")
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 
@@ -63,7 +69,8 @@ def layered(
         settings = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(_sentence(str(error))) from error
-    found = {name: resolve_secret(getattr(settings, name), environment) for name in SECRETS if hasattr(settings, name)}
+    given = {name: getattr(settings, name, None) for name in SECRETS}
+    found = {name: resolve_secret(value, environment) for name, value in given.items() if value}
     return msgspec.structs.replace(settings, **found) if found else settings
 
 
@@ -85,6 +92,16 @@ def _from_environment(kind: type[msgspec.Struct], environment: Mapping[str, str]
     return values
 
 
+def check_environment(environment: Mapping[str, str], kinds: Iterable[type[msgspec.Struct]]) -> None:
+    """Refuse `TANDEM_…` variables that are no setting: a misspelt TANDEM_API_KEY would leave a server open."""
+    known = {PREFIX + field.name.upper() for kind in kinds for field in msgspec.structs.fields(kind)} | OTHER_VARIABLES
+    for variable in environment:
+        if variable.startswith(PREFIX) and variable not in known and not _KUBERNETES.fullmatch(variable):
+            close = difflib.get_close_matches(variable, known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"the environment variable {variable} is no setting.{hint}")
+
+
 def file_table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     table = tables.get(name, {})
     if not isinstance(table, dict):
@@ -94,7 +111,11 @@ def file_table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _underscored(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key.replace("-", "_"): _underscored(inner) for key, inner in value.items()}
+        plain = {key.replace("-", "_"): _underscored(inner) for key, inner in value.items()}
+        if len(plain) < len(value):
+            twice = next(key for key in value if "-" in key and key.replace("-", "_") in value)
+            raise ConfigError(f"{twice} is given twice, with dashes and with underscores.")
+        return plain
     if isinstance(value, list):
         return [_underscored(inner) for inner in value]
     return value
@@ -107,8 +128,8 @@ def _check_version(path: Path, tables: Mapping[str, Any]) -> None:
 
 
 def _check_secrets(path: Path, tables: Mapping[str, Any]) -> None:
-    for name in SECRETS:
-        value = file_table(tables, "server").get(name)
+    for name, table in SECRETS.items():
+        value = file_table(tables, table).get(name)
         if isinstance(value, str) and not is_reference(value):
             raise ConfigError(f'{path}: {name} must not stand in the file; write "env:NAME" or "file:PATH" instead.')
 

@@ -20,7 +20,10 @@ def resolve_secret(value: str | None, environment: Mapping[str, str] = os.enviro
         return environment[reference]
     if kind == "file":
         return _read(Path(reference))
-    return value
+    if not value.strip():
+        raise ConfigError("a secret is empty; leave it out for none.")
+    # A line's end from a file or a shell is never part of a key.
+    return value.strip()
 
 
 def is_reference(value: str) -> bool:

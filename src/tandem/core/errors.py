@@ -2,7 +2,8 @@
 
     TandemError
     ├── InvalidRequest          400  the request itself is wrong; `param` names the field
-    │   └── RequestTooLarge     413  more bytes than the server reads
+    │   ├── RequestTooLarge     413  more bytes than the server reads
+    │   └── RequestTimeout      408  the body stopped coming
     ├── Unauthorized            401  no key, or a wrong one
     ├── NotFound                404  no such model or route
     ├── Overloaded              429  the queue is full; `retry_after_s` says when to come back
@@ -52,6 +53,12 @@ class RequestTooLarge(InvalidRequest):
     """The body is larger than the server reads."""
 
     status = 413
+
+
+class RequestTimeout(InvalidRequest):
+    """The client began a request and stopped sending."""
+
+    status = 408
 
 
 class Unauthorized(TandemError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.core.errors import InvalidRequest
 
@@ -16,6 +17,8 @@ MAX_STOP_STRINGS = 64
 """More stop strings than this are a mistake or an attack: each is looked for after every token."""
 MAX_STOP_STRING_CHARS = 1024
 SEED_LIMIT = 1 << 63
+MAX_COUNT = (1 << 31) - 1
+"""Largest token count or rank that means anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +64,17 @@ class SamplingParams:
     """Leave special tokens out of the text."""
 
     def __post_init__(self) -> None:
+        # vLLM takes a single text and lists here; frozen, they become tuples once.
+        object.__setattr__(self, "stop", _as_tuple("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(
+                f"logit_bias must map token ids to numbers, not {self.logit_bias!r:.60}.", param="logit_bias"
+            )
         _whole("n", self.n, 1, MAX_N)
         _real("temperature", self.temperature, 0.0, 100.0)
         _real("top_p", self.top_p, 0.0, 1.0, above=True)
-        _whole("top_k", self.top_k, -1)
+        _whole("top_k", self.top_k, -1, MAX_COUNT)
         _real("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             _whole("seed", self.seed, -SEED_LIMIT, SEED_LIMIT - 1)
@@ -72,17 +82,17 @@ class SamplingParams:
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
         for token_id, bias in self.logit_bias.items():
-            _whole("logit_bias", token_id, 0)
+            _whole("logit_bias", token_id, 0, MAX_COUNT)
             _real("logit_bias", bias, -100.0, 100.0)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 _whole(name, value, 0, MAX_LOGPROBS)
         _check_stop_strings(self.stop)
         for token_id in self.stop_token_ids:
-            _whole("stop_token_ids", token_id, 0)
+            _whole("stop_token_ids", token_id, 0, MAX_COUNT)
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 0)
-        _whole("min_tokens", self.min_tokens, 0)
+            _whole("max_tokens", self.max_tokens, 0, MAX_COUNT)
+        _whole("min_tokens", self.min_tokens, 0, MAX_COUNT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; it must not be larger.",
@@ -96,6 +106,16 @@ class SamplingParams:
     @property
     def needs_penalties(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+
+def _as_tuple(name: str, value: object) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple):
+        raise InvalidRequest(f"{name} must be a list, not {value!r:.60}.", param=name)
+    return tuple(value)
 
 
 def _whole(name: str, value: object, low: int, high: int | None = None) -> None:

@@ -32,8 +32,26 @@ def _refuse(token_id: int, vocab_size: int, param: str) -> None:
     )
 
 
+def check_text_length(num_chars: int, longest_token_bytes: int, max_model_len: int, param: str) -> None:
+    """Refuse a text that can't fit however well it is tokenised, before the seconds and gigabytes that would take."""
+    least = num_chars // longest_token_bytes
+    if least > max_model_len:
+        raise InvalidRequest(
+            f"{param} has {num_chars} characters, which are more than {least} tokens; the context of this model holds "
+            f"{max_model_len}. Shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
 def fit_to_context(
-    sampling: SamplingParams, num_prompt_tokens: int, max_model_len: int, *, param: str, is_limit_given: bool
+    sampling: SamplingParams,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    *,
+    param: str,
+    is_limit_given: bool,
+    limit_param: str = "max_tokens",
 ) -> SamplingParams:
     """The parameters with `max_tokens` filled in. A limit that the client gave must fit; a default is cut to fit.
 
@@ -45,7 +63,7 @@ def fit_to_context(
     wanted = sampling.max_tokens
     least = wanted if is_limit_given and wanted is not None else 1
     if least > left:
-        raise _too_long(num_prompt_tokens, least, max_model_len, param if left < 1 else "max_tokens")
+        raise _too_long(num_prompt_tokens, least, max_model_len, param if left < 1 else limit_param)
     return replace(sampling, max_tokens=left if wanted is None else min(wanted, left))
 
 

@@ -83,7 +83,9 @@ class LLM:
         One set of parameters for all, or one for each prompt. `use_tqdm`: show a progress bar (vLLM's name for it).
         Raises `InvalidRequest` before anything runs.
         """
-        listed: list[Prompt] = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
+        if not isinstance(prompts, str | Mapping | Sequence):
+            raise InvalidRequest(f"prompts must be a prompt or a list of them, not {prompts!r:.60}.", param="prompts")
+        listed = [_plain(prompt) for prompt in ([prompts] if _is_single(prompts) else prompts)]
         params = _params_for_each(sampling_params, len(listed))
         requests = [self._request(prompt, sampling) for prompt, sampling in zip(listed, params, strict=True)]
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
@@ -189,13 +191,26 @@ class LLM:
         return Answer(index, TextStream.of(self.tokenizer.token_bytes, sampling), sampling)
 
 
+def _plain(prompt: Any) -> Prompt:
+    """A text or token ids; vLLM's `{"prompt": …}` and `{"prompt_token_ids": …}` are taken too."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list | tuple) and all(type(token_id) is int for token_id in prompt):
+        return list(prompt)
+    raise InvalidRequest(f"a prompt must be a text or a list of token ids, not {prompt!r:.60}.", param="prompts")
+
+
 def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+    return isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int))
 
 
 def _params_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise InvalidRequest(f"sampling_params must be SamplingParams, or a list of them, not {params!r:.60}.")
     if len(params) != count:
         raise InvalidRequest(f"{len(params)} sampling parameters were given for {count} prompts; give one, or as many.")
     return params

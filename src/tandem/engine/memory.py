@@ -70,8 +70,8 @@ def plan_memory(
         needed = blocks_for_length(groups, config.block_size, wanted) * block_bytes
         raise MemoryTooSmall(
             f"max_model_len is {wanted:,} tokens, whose KV takes {_size(needed)}, but "
-            f"{_size(num_blocks * block_bytes)} are free for KV: {capacity:,} tokens would fit. Lower --max-model-len, "
-            f"or raise --memory-utilization (now {config.memory_utilization:g}) or --kv-memory-gib."
+            f"{_size(num_blocks * block_bytes)} are there: {capacity:,} tokens would fit. Lower --max-model-len, "
+            f"or raise {_what_to_raise(config)}."
         )
     length = min(wanted, capacity)
     if config.num_blocks is None:
@@ -85,6 +85,15 @@ def kv_bytes_per_head(head_dim: int, kv_dtype: KVDType) -> int:
     return 2 * (head_dim + 4) if kv_dtype == "int8" else 2 * head_dim * ELEMENT_BYTES[kv_dtype]
 
 
+def _what_to_raise(config: EngineConfig) -> str:
+    """The setting that the size of the KV comes from."""
+    if config.num_blocks is not None:
+        return f"--num-blocks (now {config.num_blocks})"
+    if config.kv_memory_gib is not None:
+        return f"--kv-memory-gib (now {config.kv_memory_gib:g})"
+    return f"--memory-utilization (now {config.memory_utilization:g})"
+
+
 def _wanted_length(spec: ModelSpec, config: EngineConfig) -> int:
     wanted = config.max_model_len or spec.max_position
     if wanted > spec.max_position:
@@ -95,9 +104,15 @@ def _wanted_length(spec: ModelSpec, config: EngineConfig) -> int:
 
 
 def _blocks_at_hand(config: EngineConfig, block_bytes: int, weights_bytes: int, free_bytes: int) -> int:
-    if config.kv_memory_gib is not None:
-        return int(config.kv_memory_gib * _GIB) // block_bytes
-    return max(0, int(free_bytes * config.memory_utilization) - weights_bytes) // block_bytes
+    if config.kv_memory_gib is None:
+        return max(0, int(free_bytes * config.memory_utilization) - weights_bytes) // block_bytes
+    kv_bytes = int(config.kv_memory_gib * _GIB)
+    if kv_bytes + weights_bytes > free_bytes:
+        raise MemoryTooSmall(
+            f"kv_memory_gib is {config.kv_memory_gib:g} and the weights take {_size(weights_bytes)}, but only "
+            f"{_size(free_bytes)} are free: {max(0, free_bytes - weights_bytes) / _GIB:.2f} GiB are left for KV."
+        )
+    return kv_bytes // block_bytes
 
 
 def capacity_tokens(groups: tuple[LayerGroup, ...], block_size: int, num_blocks: int) -> int:
@@ -111,6 +126,8 @@ def capacity_tokens(groups: tuple[LayerGroup, ...], block_size: int, num_blocks:
 
 
 def _no_room(config: EngineConfig, weights_bytes: int, free_bytes: int) -> str:
+    if config.kv_memory_gib is not None:
+        return f"kv_memory_gib is {config.kv_memory_gib:g}, which holds fewer than two tokens; give it more."
     return (
         f"No memory is left for KV: {_size(free_bytes)} are free, of which Tandem may use "
         f"{config.memory_utilization:.0%}, and the weights take {_size(weights_bytes)}. Free some memory, raise "

@@ -30,6 +30,7 @@ FAILURE_GRACE_S: Final = 2.0
 """Time for running requests to be told, and for a health check to see 503, before the process ends."""
 _CORE_EXIT_S: Final = 5.0
 """Time for the core to end once nothing runs."""
+_CLOSING_S: Final = 2.0
 _LAST_WORD_S: Final = 1.0
 """Time for requests that were cut off to say so."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -100,11 +101,16 @@ async def _drain(front: Front, stop: asyncio.Event, watching: asyncio.Task[None]
     front.is_draining = True
     stop.clear()
     _log.info("shutting down: open requests have %g s to end", timeout_s)
+    # What follows the wait takes up to two seconds, and all of it is to end within the time given.
+    timeout_s = max(0.0, timeout_s - _CLOSING_S)
     waits = {asyncio.create_task(front.wait_idle()), asyncio.create_task(stop.wait()), watching}
     await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     is_idle = front.num_open == 0
+    if front.client.info is None:
+        await front.client.drain(0.0)  # still loading: there is nothing to finish
+        return
     if not is_idle:
         _log.warning("%d requests are cut off", front.num_open)
     await front.client.drain(_CORE_EXIT_S if is_idle else 0.0)

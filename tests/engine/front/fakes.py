@@ -70,6 +70,8 @@ class FakeTextStream:
 class FakeText:
     """Bytes as tokens. `adds_bos` is what the tokenizer does to a raw text."""
 
+    longest_token_bytes = 1
+
     def __init__(self, adds_bos: bool = False) -> None:
         self.adds_bos = adds_bos
         self.num_encoded = 0

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tandem.config.server import ServerConfig
+from tandem.engine.front import prepare
 from tandem.engine.messages import NewRequest, Output
 from tests.engine.front.fakes import VOCAB_SIZE, FakeEngine, failing, say
 from tests.engine.front.served import running, stream_events, strict_json
@@ -46,6 +47,9 @@ def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
         (chat(n=9), "n", "9"),
         (completion(prompt=["a"] * 2000), "prompt", "2000"),
         (chat(response_format={"type": "json_object"}), "response_format", "not supported"),
+        (completion(top_k=1 << 64), "top_k", str(1 << 64)),
+        (completion(min_tokens=1 << 64), "min_tokens", str(1 << 64)),
+        (chat(max_completion_tokens=9_000), "max_completion_tokens", "9000"),
     ],
 )
 async def test_bad_requests_touch_nothing(request_: tuple[str, Any], param: str, named: str) -> None:
@@ -78,7 +82,7 @@ async def test_bad_requests_touch_nothing(request_: tuple[str, Any], param: str,
         (completion(prompt="a" * 100), "prompt", ("100",)),
         (completion(prompt="a" * 5000, max_tokens=None), "prompt", ("5000", "100")),
         (chat(messages=[{"role": "user", "content": "a" * 94}]), "messages", ("100",)),
-        (chat(max_completion_tokens=93), "max_tokens", ("8", "93", "101", "100")),
+        (chat(max_completion_tokens=93), "max_completion_tokens", ("8", "93", "101", "100")),
     ],
 )
 async def test_what_does_not_fit_the_context(request_: tuple[str, Any], param: str, numbers: tuple[str, ...]) -> None:
@@ -176,3 +180,61 @@ async def test_a_bug_is_a_500_that_says_nothing_of_itself() -> None:
     assert status == 500
     assert answer["error"]["type"] == "server_error"
     assert "secret" not in json.dumps(answer)
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (completion(prompt="x" * 100_000), "prompt"),
+        (chat(messages=[{"role": "user", "content": "x" * 100_000}]), "messages"),
+        (("/tokenize", {"model": "m", "prompt": "x" * 100_000}), "prompt"),
+    ],
+)
+async def test_a_text_that_can_not_fit_is_refused_before_it_is_tokenised(request_: tuple[str, Any], param: str) -> None:
+    async with running(FakeEngine(say(b"x"))) as server:
+        status, body = await server.post(*request_)
+        assert (status, body["error"]["param"]) == (400, param)
+        assert "100000 characters" in body["error"]["message"]
+        assert server.text.num_encoded == 0
+
+
+async def test_a_body_whose_encoding_is_a_lie_is_the_clients_error() -> None:
+    async with running(FakeEngine(say(b"x"))) as server:
+        status, body = await server.post(CHAT, b"this is not gzip", **{"Content-Encoding": "gzip"})
+        assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "BODY_SILENCE_S", 0.05)
+    async with running(FakeEngine(say(b"x"))) as server:
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.sleep(30)
+
+        async with server.http.post(CHAT, data=body()) as response:
+            assert response.status == 408
+            assert "Nothing of the body came" in await response.text()
+
+
+async def test_a_half_sent_request_does_not_hold_a_shutdown() -> None:
+    async with running(FakeEngine(say(b"x"))) as server:
+        sending = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            sending.set()
+            await asyncio.sleep(30)
+
+        asking = asyncio.create_task(server.http.post(CHAT, data=body()).__aenter__())
+        await sending.wait()
+        await asyncio.wait_for(server.front.wait_idle(), 5)
+        asking.cancel()
+
+
+async def test_only_names_of_fields_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(FakeEngine(say(b"x"))) as server:
+        await server.post(*completion(**{"my secret prompt": 1, "no_such_field": 1} | {f"f{i}": 1 for i in range(500)}))
+    assert "no_such_field" in caplog.text
+    assert "secret" not in caplog.text
+    assert len(caplog.text) < 2000

@@ -29,7 +29,7 @@ async def test_a_healthy_engine() -> None:
 @pytest.mark.parametrize(
     ("situation", "health", "why"),
     [
-        ("loading", 503, "loading"),
+        ("loading", 200, "loading"),
         ("draining", 200, "shutting down"),
         ("dead", 503, "out of memory"),
         ("hung", 503, "31 s"),

@@ -89,7 +89,7 @@ class Admission:
                 param="prompt",
             )
         if self.num_seqs + wanted > room:
-            raise self._overloaded(f"{self.num_waiting_seqs} requests are waiting already", stats)
+            raise self._overloaded(f"{self.num_seqs} requests run or wait already", stats)
         return [Ticket(self, num_answers) for _ in range(num_prompts)]
 
     def charge_tokens(self, tickets: Sequence[Ticket], counts: Sequence[int], stats: EngineStats) -> None:

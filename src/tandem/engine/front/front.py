@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ ClosedReason = Literal["loading", "draining", "engine_down"]
 NUM_TEXT_THREADS: Final = 2
 """Rendering and tokenising happen here, so that a long prompt doesn't hold up the streams."""
 _MAX_WARNED_FIELDS: Final = 1000
+_MAX_WARNED_AT_ONCE: Final = 20
+_FIELD_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 _log = logging.getLogger(__name__)
 
 
@@ -115,6 +118,18 @@ class Front:
             if self.num_open == 0:
                 self._idle.set()
 
+    @contextmanager
+    def reading_body(self) -> Iterator[None]:
+        """A request that has not come in whole is not yet open: a shutdown doesn't wait for it."""
+        self.num_open -= 1
+        if self.num_open == 0:
+            self._idle.set()
+        try:
+            yield
+        finally:
+            self.num_open += 1
+            self._idle.clear()
+
     async def wait_idle(self) -> None:
         """Until no request is open."""
         await self._idle.wait()
@@ -144,10 +159,12 @@ class Front:
 
     def warn_unknown_fields(self, names: tuple[str, ...]) -> None:
         """Once for each name, not for each request: a client that sends one sends it every time."""
-        new = [name[:60] for name in names if name[:60] not in self._warned_fields]
+        # A name is the client's text, and only what looks like a field's name goes into a log.
+        likely = [name for name in names if _FIELD_NAME.fullmatch(name) and name not in self._warned_fields]
+        new = likely[:_MAX_WARNED_AT_ONCE]
         if new and len(self._warned_fields) < _MAX_WARNED_FIELDS:
             self._warned_fields.update(new)
-            _log.warning("request fields without effect here are ignored: %s", ", ".join(map(repr, new)))
+            _log.warning("request fields without effect here are ignored: %s", ", ".join(new))
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:

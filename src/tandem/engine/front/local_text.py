@@ -24,6 +24,7 @@ class LocalText:
         """`chat_template`: a file with a template to use in place of the model's own."""
         self._tokenizer = load_tokenizer(files)
         self._template = chat_template_of(self._tokenizer, chat_template)
+        self.longest_token_bytes = self._tokenizer.token_bytes.longest
         self._parse_special = config.parse_special_in_messages
 
     def render_chat(self, request: ChatCompletionRequest) -> list[int]:

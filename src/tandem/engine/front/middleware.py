@@ -82,7 +82,8 @@ def require_key(api_key: str) -> Middleware:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(_digest(given), wanted):
                 request.app[FRONT].metrics.refused("unauthorized")
-                raise Unauthorized("An API key is needed: send it as 'Authorization: Bearer <key>'.")
+                known = "The API key is wrong" if given else "An API key is needed"
+                raise Unauthorized(f"{known}: send it as 'Authorization: Bearer <key>'.")
         return await handler(request)
 
     return check

@@ -6,20 +6,23 @@ thread] → prompt ids and length → room for tokens. Nothing has reached the e
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
 
-from tandem.core.errors import RequestTooLarge
+from tandem.core.errors import InvalidRequest, RequestTimeout, RequestTooLarge
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import ServiceClass
-from tandem.engine.checks import check_sampling_ids, check_token_ids, fit_to_context
+from tandem.engine.checks import check_sampling_ids, check_text_length, check_token_ids, fit_to_context
 from tandem.engine.front.admission import Ticket
-from tandem.engine.front.front import Front
+from tandem.engine.front.front import FRONT, Front
 from tandem.engine.front.generation import Generation
 from tandem.engine.messages import NewRequest, Ready
 from tandem.protocol.chat import ChatCompletionRequest
@@ -30,6 +33,7 @@ from tandem.protocol.headers import EngineHeaders, read_engine_headers
 from tandem.protocol.sampling import to_sampling_params
 from tandem.protocol.service_tier import class_of_tier, tier_used
 
+BODY_SILENCE_S: Final = 30.0
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 
@@ -57,15 +61,34 @@ class Accepted:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The whole body, or `RequestTooLarge`; a length announced beyond the limit is not even read."""
-    limit = request.client_max_size
-    announced = request.content_length
+    """The whole body. A length announced beyond the limit is not even read; a shutdown doesn't wait for a slow sender.
+
+    Raises `RequestTooLarge`, `RequestTimeout` when nothing comes for too long, `InvalidRequest` for a broken encoding.
+    """
+    limit, parts, size = request.client_max_size, [], 0
+    too_large = RequestTooLarge(f"The body is larger than {limit} bytes, the most this server reads.")
+    if (request.content_length or 0) > limit:
+        raise too_large
+    with request.app[FRONT].reading_body():
+        while part := await _next_part(request):
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise too_large
+    return b"".join(parts)
+
+
+async def _next_part(request: web.Request) -> bytes:
+    """What of the body has come; b"" at its end."""
     try:
-        if announced is None or announced <= limit:
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        pass
-    raise RequestTooLarge(f"The body is larger than {limit} bytes, the most this server reads.")
+        async with asyncio.timeout(BODY_SILENCE_S):
+            return await request.content.readany()
+    except TimeoutError as error:
+        raise RequestTimeout(f"Nothing of the body came for {BODY_SILENCE_S:g} s.") from error
+    except (HttpProcessingError, RequestPayloadError) as error:
+        raise InvalidRequest(
+            f"The body can't be read: {type(error).__name__}. Is its encoding as announced?"
+        ) from error
 
 
 async def prepare_chat(front: Front, request: web.Request) -> tuple[ChatCompletionRequest, Accepted]:
@@ -76,11 +99,15 @@ async def prepare_chat(front: Front, request: web.Request) -> tuple[ChatCompleti
         chat = decode_chat(await read_body(request), strict_fields=front.config.strict_fields)
         sampling = _check(front, info, chat)
 
+        num_chars = sum(len(message.text() or "") for message in chat.messages)
+        check_text_length(num_chars, front.text.longest_token_bytes, info.max_model_len, "messages")
+
         def encode() -> list[EncodedPrompt]:
             return [EncodedPrompt(front.text.render_chat(chat), _chat_echo(chat))]
 
-        limit_given = chat.max_tokens is not None or chat.max_completion_tokens is not None
-        draft = _Draft(front, info, request.headers, arrival_s, sampling, "messages", limit_given)
+        limit_param = None if chat.max_tokens is None else "max_tokens"
+        limit_param = limit_param if chat.max_completion_tokens is None else "max_completion_tokens"
+        draft = _Draft(front, info, request.headers, arrival_s, sampling, "messages", limit_param)
         return chat, await draft.accept(chat, "chatcmpl-", 1, encode)
 
 
@@ -93,14 +120,16 @@ async def prepare_completion(front: Front, request: web.Request) -> tuple[Comple
         sampling = _check(front, info, completion)
         prompts = completion.prompts()
         for prompt in prompts:
-            if not isinstance(prompt, str):
+            if isinstance(prompt, str):
+                check_text_length(len(prompt), front.text.longest_token_bytes, info.max_model_len, "prompt")
+            else:
                 check_token_ids(prompt, info.vocab_size, "prompt")
 
         def encode() -> list[EncodedPrompt]:
             return [_encode_prompt(front, completion, prompt) for prompt in prompts]
 
-        limit_given = completion.max_tokens is not None
-        draft = _Draft(front, info, request.headers, arrival_s, sampling, "prompt", limit_given)
+        limit_param = None if completion.max_tokens is None else "max_tokens"
+        draft = _Draft(front, info, request.headers, arrival_s, sampling, "prompt", limit_param)
         return completion, await draft.accept(completion, "cmpl-", len(prompts), encode)
 
 
@@ -142,7 +171,8 @@ class _Draft:
     sampling: SamplingParams
     param: str
     """The field that holds the prompt."""
-    is_limit_given: bool
+    limit_param: str | None
+    """The field in which the client limited the answer; None where it didn't."""
 
     async def accept(
         self, request: GenerationRequest, prefix: str, num_prompts: int, encode: Callable[[], list[EncodedPrompt]]
@@ -191,6 +221,7 @@ class _Draft:
             len(prompt.token_ids),
             self.info.max_model_len,
             param=self.param,
-            is_limit_given=self.is_limit_given,
+            is_limit_given=self.limit_param is not None,
+            limit_param=self.limit_param or "max_tokens",
         )
         return sampling if sampling.seed is not None else replace(sampling, seed=self.front.draw_seed())

@@ -27,12 +27,12 @@ class Status(msgspec.Struct, kw_only=True):
 
 
 async def health(request: web.Request) -> web.Response:
-    """200 while the engine's loop turns; also while draining, for what runs must be allowed to finish."""
+    """200 while the engine's loop turns, while it loads, and while what runs may finish: restarting would not help."""
     front = request.app[FRONT]
     reason = front.closed_reason()
-    if reason is None or (reason == "draining" and not front.is_silent):
-        return json_response(Status(status="ok"))
-    return json_response(Status(status=reason, reason=front.describe(reason)), status=503)
+    if reason == "engine_down" or (reason == "draining" and front.is_silent):
+        return json_response(Status(status=reason, reason=front.describe(reason)), status=503)
+    return json_response(Status(status="loading" if reason == "loading" else "ok"))
 
 
 async def ready(request: web.Request) -> web.Response:

@@ -28,6 +28,11 @@ class TextService(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
+    @property
+    def longest_token_bytes(self) -> int:
+        """No token stands for more bytes of text than this."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to a text, which may be part of a character. Empty for control tokens."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from tandem.core.errors import InvalidRequest
-from tandem.engine.checks import check_token_ids
+from tandem.engine.checks import check_text_length, check_token_ids
 from tandem.engine.front.front import FRONT, Front
 from tandem.engine.front.prepare import read_body
 from tandem.engine.front.responses import json_response
@@ -39,7 +39,9 @@ async def detokenize(request: web.Request) -> web.Response:
 
 
 def _encode(front: Front, asked: TokenizeRequest) -> list[int]:
+    longest, limit = front.text.longest_token_bytes, front.ready().max_model_len
     if asked.prompt is not None:
+        check_text_length(len(asked.prompt), longest, limit, "prompt")
         return front.text.encode(
             asked.prompt,
             add_special_tokens=asked.add_special_tokens is not False,
@@ -48,6 +50,7 @@ def _encode(front: Front, asked: TokenizeRequest) -> list[int]:
     if asked.parse_special:
         raise InvalidRequest("parse_special is for a prompt; in messages the server decides.", param="parse_special")
     assert asked.messages is not None, "decode_tokenize lets exactly one of the two through"
+    check_text_length(sum(len(message.text() or "") for message in asked.messages), longest, limit, "messages")
     conversation = ChatCompletionRequest(
         model=front.model_name,
         messages=asked.messages,

@@ -41,6 +41,11 @@ class TokenBytes:
         assert token_id >= 0, f"a token id can't be negative: {token_id}"
         return self._table[token_id] if token_id < len(self._table) else b""
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self._table), default=1) or 1
+
     def join(self, token_ids: Iterable[int], skip: frozenset[int] = frozenset()) -> bytes:
         """The bytes of these tokens in a row, without those in `skip`."""
         table, size = self._table, len(self._table)
