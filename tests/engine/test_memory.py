@@ -76,7 +76,7 @@ def test_windowed_layers_need_fewer_blocks() -> None:
     full = plan_memory(TINY, EngineConfig(kv_memory_gib=1.0), "float32", 0)
     windowed = plan_memory(spec, EngineConfig(kv_memory_gib=1.0), "float32", 0)
     assert windowed.block_bytes * 2 == full.block_bytes, "a block serves one of the two groups"
-    few = plan_memory(spec, EngineConfig(num_blocks=100), "float32", 0)
+    few = plan_memory(spec, EngineConfig(num_blocks=100, max_num_batched_tokens=16), "float32", 0)
     assert few.max_model_len > 1400, "nearly all blocks serve the layer that keeps everything"
 
 
@@ -95,3 +95,12 @@ def test_advice_names_the_setting_that_was_given() -> None:
         plan_memory(TINY, EngineConfig(num_blocks=64, max_model_len=2000), "float32", 0)
     with pytest.raises(MemoryTooSmall, match="holds fewer than two tokens"):
         plan_memory(TINY, EngineConfig(kv_memory_gib=1e-9), "float32", 0)
+
+
+def test_a_chunk_of_a_prompt_fits_beside_the_window() -> None:
+    """Else the first step of a long prompt would wait for blocks that can never be free."""
+    spec = replace(TINY, layer_windows=(32, 32))
+    config = EngineConfig(num_blocks=20, max_num_batched_tokens=512)
+    assert plan_memory(spec, config, "float32", 0).max_model_len == 20 * 16
+    few = EngineConfig(num_blocks=20, max_num_batched_tokens=64)
+    assert plan_memory(spec, few, "float32", 0).max_model_len == TINY.max_position

@@ -63,11 +63,13 @@ def plan_memory(
     wanted = _wanted_length(spec, config)
     free_bytes = available_bytes() if free_bytes is None else free_bytes
     num_blocks = config.num_blocks or _blocks_at_hand(config, block_bytes, weights_bytes, free_bytes)
-    capacity = capacity_tokens(groups, config.block_size, num_blocks)
+    # Windowed layers hold a whole chunk of a prompt beside their window while it is computed.
+    chunk = config.max_num_batched_tokens
+    capacity = capacity_tokens(groups, config.block_size, num_blocks, chunk, wanted)
     if capacity < 2:
         raise MemoryTooSmall(_no_room(config, weights_bytes, free_bytes))
     if config.max_model_len is not None and capacity < wanted:
-        needed = blocks_for_length(groups, config.block_size, wanted) * block_bytes
+        needed = blocks_for_length(groups, config.block_size, wanted, chunk) * block_bytes
         raise MemoryTooSmall(
             f"max_model_len is {wanted:,} tokens, whose KV takes {_size(needed)}, but "
             f"{_size(num_blocks * block_bytes)} are there: {capacity:,} tokens would fit. Lower --max-model-len, "
@@ -76,7 +78,7 @@ def plan_memory(
     length = min(wanted, capacity)
     if config.num_blocks is None:
         # More blocks than all seats can fill at full length would never be used.
-        num_blocks = min(num_blocks, config.max_num_seqs * blocks_for_length(groups, config.block_size, length))
+        num_blocks = min(num_blocks, config.max_num_seqs * blocks_for_length(groups, config.block_size, length, chunk))
     return MemoryPlan(groups, config.block_size, block_bytes, num_blocks, length, weights_bytes, length < wanted)
 
 
@@ -115,12 +117,12 @@ def _blocks_at_hand(config: EngineConfig, block_bytes: int, weights_bytes: int, 
     return kv_bytes // block_bytes
 
 
-def capacity_tokens(groups: tuple[LayerGroup, ...], block_size: int, num_blocks: int) -> int:
-    """The longest single sequence that so many blocks hold."""
-    low, high = 0, num_blocks * block_size
+def capacity_tokens(groups: tuple[LayerGroup, ...], block_size: int, num_blocks: int, chunk: int, longest: int) -> int:
+    """The longest single sequence, up to `longest`, that so many blocks hold when computed `chunk` tokens a step."""
+    low, high = 0, longest
     while low < high:
         middle = (low + high + 1) // 2
-        fits = blocks_for_length(groups, block_size, middle) <= num_blocks
+        fits = blocks_for_length(groups, block_size, middle, chunk) <= num_blocks
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 

@@ -86,6 +86,7 @@ def _native_decoder(
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         max_tokens=config.max_num_batched_tokens,
+        max_context=memory.max_model_len,
         groups=memory.groups,
     )
 

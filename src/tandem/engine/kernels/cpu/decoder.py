@@ -49,14 +49,14 @@ class CpuDecoder:
         block_size: int = 16,
         num_blocks: int,
         max_tokens: int,
+        max_context: int | None = None,
         groups: Sequence[LayerGroup] | None = None,
         variant: str | None = None,
         spin_us: int = DEFAULT_SPIN_US,
     ) -> None:
-        """`read` gives a tensor by its name in Hugging Face's layout, in the type asked for or another float.
-
-        max_tokens bounds a step's tokens. `variant` forces an instruction set. Raises ModelUnsupported, ModelDamaged
-        (a tensor of a wrong shape), MemoryTooSmall.
+        """`read` gives a tensor by its name in Hugging Face's layout, in the type asked for or in bfloat16, float16 or
+        float32. max_tokens bounds a step's tokens, max_context a sequence's (default: the model's own). `variant` forces an
+        instruction set. Raises ModelUnsupported, ModelDamaged (a tensor of a wrong shape), MemoryTooSmall.
         """
         check_supported(spec, block_size)
         self.spec = spec
@@ -66,7 +66,7 @@ class CpuDecoder:
         self.max_tokens = max_tokens
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.max_context = min(spec.max_position, num_blocks * block_size)
+        self.max_context = max_context or spec.max_position
         self.variant = variant or kernels.best
         self._library = kernels.library
         self._handle: int | None = None
