@@ -260,3 +260,12 @@ def test_stats_count_classes_slots_and_blocks() -> None:
     assert (stats.num_allocated_slots, stats.num_empty_slots) == (20, 4)
     assert stats.num_queued_prompt_tokens == 6
     assert stats.num_free_blocks + stats.num_cached_blocks + stats.num_held_blocks == stats.num_blocks == 64
+
+
+def test_a_request_that_can_never_fit_fails_alone() -> None:
+    harness = Harness(num_blocks=8, block_size=4, max_model_len=400)
+    harness.add(new("small", prompt(8), 4, arrival_s=1.0))
+    harness.add(new("huge", prompt(200), 4, n=2, arrival_s=0.0))
+    harness.run()
+    assert harness.reasons == {("huge", 0): "error", ("huge", 1): "error", ("small", 0): "length"}
+    assert harness.tokens["small", 0] == expected_tokens(prompt(8), 4)

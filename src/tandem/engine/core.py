@@ -85,11 +85,29 @@ class EngineCore:
         started_s = self._clock.now()
         plan = self.scheduler.schedule(started_s)
         if not plan.scheduled:
-            return []
+            return self._fail_unschedulable()
         result = self._runner.execute(plan)
         ended_s = self._clock.now()
         self._stats.account(plan, started_s, ended_s)
         return self._update(plan, result, ended_s)
+
+    def _fail_unschedulable(self) -> list[Output]:
+        """Work is there and none of it can be scheduled: fail what stands in the way rather than wait for ever.
+
+        The memory plan rules it out; should it be wrong for some shape of model, one request pays and not the engine.
+        """
+        stuck = self.scheduler.waiting.first()
+        if stuck is None or self.scheduler.running:
+            return []
+        message = f"The engine has no room for a request of {stuck.num_tokens} tokens, even alone."
+        self._runner.release(stuck)
+        self.scheduler.finish(stuck, "error")
+        entry = self._entries[stuck.request_id]
+        indices = range(stuck.index, stuck.index + stuck.num_seats)
+        entry.num_unfinished -= len(indices)
+        if entry.num_unfinished == 0:
+            del self._entries[stuck.request_id]
+        return [Output(stuck.request_id, index, [], finish_reason="error", error=message) for index in indices]
 
     def _update(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Output]:
         """Count what was computed, append what was sampled, and end what has reached its end."""

@@ -54,8 +54,9 @@ class CpuDecoder:
         variant: str | None = None,
         spin_us: int = DEFAULT_SPIN_US,
     ) -> None:
-        """`read` gives a tensor by its name in Hugging Face's layout, in the type asked for or in bfloat16, float16 or
-        float32. max_tokens bounds a step's tokens, max_context a sequence's (default: the model's own). `variant` forces an
+        """`read` gives a tensor by its name in Hugging Face's layout, in the type asked for or another float.
+
+        max_tokens bounds a step's tokens, max_context a sequence's (default: the model's own). `variant` forces an
         instruction set. Raises ModelUnsupported, ModelDamaged (a tensor of a wrong shape), MemoryTooSmall.
         """
         check_supported(spec, block_size)
