@@ -229,6 +229,7 @@ async def test_a_half_sent_request_does_not_hold_a_shutdown() -> None:
         asking = asyncio.create_task(server.http.post(CHAT, data=body()).__aenter__())
         await sending.wait()
         await asyncio.wait_for(server.front.wait_idle(), 5)
+        assert server.front.num_open == 0
         asking.cancel()
 
 

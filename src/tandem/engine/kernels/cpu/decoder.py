@@ -11,7 +11,6 @@ number of threads, on one instruction set. Between instruction sets they differ 
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -19,6 +18,7 @@ import torch
 
 from tandem.core.errors import MemoryTooSmall, ModelDamaged, ModelUnsupported
 from tandem.engine.kernels.cpu.native import DTYPES, VARIANTS, Config, Kernels, StepArgs
+from tandem.engine.kernels.reference import rope_frequencies
 from tandem.engine.kvcache.layer_groups import LayerGroup, group_layers
 from tandem.engine.models.spec import ModelSpec, RopeScaling
 
@@ -341,19 +341,8 @@ def check_supported(spec: ModelSpec, block_size: int) -> None:
 
 
 def rope_table(theta: float, scaling: RopeScaling | None, head_dim: int, length: int) -> torch.Tensor:
-    """float32 [length, head_dim]: by position, the cosines of its angles, then the sines.
-
-    Llama 3's scaling keeps high frequencies, divides low ones, and blends between (transformers' `llama3`).
-    """
-    frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-    if scaling is not None and scaling.kind == "linear":
-        frequency = frequency / scaling.factor
-    elif scaling is not None:
-        rotations = scaling.original_max_position * frequency / (2 * math.pi)
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        keep = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
-        frequency = (1 - keep) * frequency / scaling.factor + keep * frequency
-    angle = torch.arange(length).float()[:, None] * frequency[None, :]
+    """float32 [length, head_dim]: by position, the cosines of its angles, then the sines."""
+    angle = torch.arange(length).float()[:, None] * rope_frequencies(head_dim, theta, scaling)[None, :]
     return torch.cat([angle.cos(), angle.sin()], dim=1).contiguous()
 
 
