@@ -12,7 +12,7 @@ from tandem.engine.runner.base import StepResult
 from tandem.engine.runner.batch import BlockTableRows, StepArrays, build_arrays
 from tandem.engine.runner.rows import PromptPart, WantedRows, wanted_rows
 from tandem.engine.sampling.logprobs import token_logprobs
-from tandem.engine.sampling.sampler import sample
+from tandem.engine.sampling.native import NativeSampler
 from tandem.engine.scheduler import StepPlan
 
 
@@ -23,6 +23,7 @@ class NativeRunner:
         self.name = f"paged (native, {decoder.variant})"
         self._decoder = decoder
         self._tables = tables
+        self._sampler = NativeSampler(decoder)
         self._logits = torch.empty((0, decoder.spec.vocab_size))
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -44,8 +45,8 @@ class NativeRunner:
         prompt_rows = [row for part in wanted.prompt_parts for row in range(part.begin, part.end)]
         rows = wanted.logit_rows + prompt_rows
         logits = self._room_for(len(rows))
-        self._step(arrays, rows, logits)
-        samples = sample(logits[: len(wanted.logit_rows)], wanted.samples)
+        argmax = self._step(arrays, rows, logits)
+        samples = self._sampler.sample(logits[: len(wanted.logit_rows)], wanted.samples, argmax)
         scores = _prompt_logprobs(logits[len(wanted.logit_rows) :], wanted.prompt_parts)
         return StepResult(samples.token_ids, samples.logprobs, scores)
 

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from tandem.core.errors import MemoryTooSmall, ModelDamaged, ModelUnsupported
-from tandem.engine.kernels.cpu.native import DTYPES, VARIANTS, Config, Kernels, StepArgs
+from tandem.engine.kernels.cpu.native import DTYPES, VARIANTS, Config, Kernels, SampleArgs, StepArgs
 from tandem.engine.kernels.reference import rope_frequencies
 from tandem.engine.kvcache.layer_groups import LayerGroup, group_layers
 from tandem.engine.models.spec import ModelSpec, RopeScaling
@@ -70,6 +70,7 @@ class CpuDecoder:
         self.max_context = max_context or spec.max_position
         self.variant = variant or kernels.best
         self._library = kernels.library
+        self._threads = threads
         self._handle: int | None = None
         config, keep = self._config(weight_dtype, kv_dtype, threads, spin_us)
         error = ctypes.c_char_p()
@@ -147,6 +148,15 @@ class CpuDecoder:
         )
         assert wrong is None, wrong.decode()
         return out[:, : self.spec.num_heads * self.spec.head_dim].view(tokens, self.spec.num_heads, self.spec.head_dim)
+
+    def sample(self, arguments: SampleArgs) -> None:
+        """Chooses tokens from rows of logits, on the decoder's threads. sampling/native.py fills these in."""
+        wrong = self._library.tandem_sample(self._open(), 0, ctypes.byref(arguments))
+        assert wrong == 0
+
+    def sample_scratch_bytes(self, vocab_size: int) -> int:
+        """What `SampleArgs.scratch` must have."""
+        return self._threads * int(self._library.tandem_sample_scratch_bytes(vocab_size))
 
     def copy_block(self, source: int, target: int) -> None:
         """Copies a block's KV in all layers of its group: before a shared block is written."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from tandem.engine.kernels.cpu.build import VARIANT_FLAGS, build_library, say
 
-ABI = 1
+ABI = 2
 VARIANTS = tuple(VARIANT_FLAGS)
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
 
@@ -60,6 +60,16 @@ class StepArgs(Structure):
     )
 
 
+class SampleArgs(Structure):
+    """csrc/decoder.h: SampleArgs."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("num_rows", "vocab")),
+        *((name, c_void_p) for name in ("rows", "temperature", "top_k", "top_p", "min_p", "uniform")),
+        *((name, c_void_p) for name in ("chosen", "scratch")),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_abi": (c_int32, ()),
     "tandem_variant_name": (c_char_p, (c_int32,)),
@@ -74,6 +84,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_decoder_load_vector": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "tandem_decoder_copy_block": (None, (c_void_p, c_int32, c_int32)),
     "tandem_decoder_step": (c_char_p, (c_void_p, POINTER(StepArgs))),
+    "tandem_sample": (c_int32, (c_void_p, c_int32, POINTER(SampleArgs))),
+    "tandem_sample_scratch_bytes": (c_int64, (c_int64,)),
     "tandem_decoder_attention": (c_char_p, (c_void_p, POINTER(StepArgs), c_int32, c_void_p, c_void_p)),
 }
 

@@ -54,12 +54,24 @@ void attention_on_thread(void* p, int thread) {
   job.decoder->variant->attention(*job.decoder, *job.args, job.layer, job.out, thread);
 }
 
+struct SampleJob {
+  const Variant* variant;
+  const SampleArgs* args;
+  Team* team;
+};
+
+void sample_on_thread(void* p, int thread) {
+  const SampleJob& job = *static_cast<SampleJob*>(p);
+  Entered entered(*job.variant);
+  job.variant->sample(*job.args, job.team, thread);
+}
+
 }  // namespace
 }  // namespace tandem
 
 using namespace tandem;
 
-TANDEM_API int32_t tandem_abi() { return 1; }
+TANDEM_API int32_t tandem_abi() { return 2; }
 TANDEM_API const char* tandem_variant_name(int32_t i) {
   const Variant* v = variant_at(i);
   return v ? v->name : nullptr;
@@ -112,6 +124,21 @@ TANDEM_API const char* tandem_decoder_attention(Decoder* d, const StepArgs* args
   d->team->run(attention_on_thread, &job);
   return nullptr;
 }
+// Chooses tokens; alone with a variant, or (where `d` isn't null) with the decoder's and on its threads.
+TANDEM_API int32_t tandem_sample(Decoder* d, int32_t variant, const SampleArgs* args) {
+  const Variant* v = d ? d->variant : variant_at(variant);
+  if (!v) return 1;
+  if (d && args->num_rows > 1) {
+    SampleJob job{v, args, d->team};
+    d->team->run(sample_on_thread, &job);
+  } else {
+    Team alone(1, 0);
+    SampleJob job{v, args, &alone};
+    sample_on_thread(&job, 0);
+  }
+  return 0;
+}
+TANDEM_API int64_t tandem_sample_scratch_bytes(int64_t vocab) { return sample_scratch_bytes(vocab); }
 TANDEM_API void tandem_decoder_strides(const Decoder* d, int32_t* strides) {
   strides[0] = d->qkv_stride;
   strides[1] = d->attention_stride;

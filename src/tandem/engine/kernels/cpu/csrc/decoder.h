@@ -82,6 +82,23 @@ struct StepArgs {
   float* hidden_out;                    // [num_samples][hidden] or null: behind the last norm
 };
 
+// Rows to choose a token from, each with its own settings: sampling_params.py says what they mean. A temperature of 0: the argmax.
+struct SampleArgs {
+  int32_t num_rows, vocab;
+  const float* const* rows;             // each [vocab]
+  const float* temperature;
+  const int32_t* top_k;                 // 0: all
+  const double *top_p, *min_p;
+  const double* uniform;                // in [0, 1)
+  int32_t* chosen;
+  char* scratch;                        // the caller's: sample_scratch_bytes() for each thread, on a cache line
+};
+constexpr int kSampleBlockSize = 256;
+static inline int64_t sample_scratch_bytes(int64_t vocab) {
+  const int64_t blocks = (vocab + kSampleBlockSize - 1) / kSampleBlockSize;
+  return blocks * kSampleBlockSize * (8 + 4) + round_up(blocks, 8) * 8 + round_up(blocks, 16) * 4;
+}
+
 struct Decoder {
   Config config;
   Team* team = nullptr;
@@ -129,6 +146,7 @@ struct Variant {
   // For tests: C[m][n] = A[m][k] W^T with W packed; and one layer's attention on given projections.
   void (*gemm)(const float* a, const Matrix& w, DType dtype, int m, float* c, void* scratch);
   void (*attention)(Decoder&, const StepArgs&, int layer, float* out, int thread);
+  void (*sample)(const SampleArgs&, Team*, int thread);
   void (*enter)();         // by each thread, around a step: tile configuration
   void (*leave)();
 };

@@ -2,6 +2,7 @@
 // after its vectors and tiles. TANDEM_STUB: the compiler doesn't know the set; the entry says so.
 #pragma once
 #ifndef TANDEM_STUB
+#include "sample.h"
 #include "step.h"
 
 namespace tandem {
@@ -54,7 +55,7 @@ static void leave() {}
 const Variant* TANDEM_JOIN(variant_, TANDEM_VARIANT)() {
   namespace v = TANDEM_VARIANT;
   constexpr bool rounds = sizeof(v::ProductOf<bf16>::type::A) == 2;
-  static const Variant variant = {TANDEM_QUOTE(TANDEM_VARIANT), rounds, v::step, v::gemm, v::attention, v::enter, v::leave};
+  static const Variant variant = {TANDEM_QUOTE(TANDEM_VARIANT), rounds, v::step, v::gemm, v::attention, v::sample, v::enter, v::leave};
   return &variant;
 }
 

@@ -41,6 +41,12 @@ static inline V scale2(V x, V whole) {  // x * 2^whole, for -127 <= whole <= 127
   const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(whole.v), _mm256_set1_epi32(127));
   return {_mm256_mul_ps(x.v, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)))};
 }
+static inline V add_if_at_least(V sum, V x, V threshold, V term) {  // by lanes: sum + term where x >= threshold
+  return {_mm256_add_ps(sum.v, _mm256_and_ps(_mm256_cmp_ps(x.v, threshold.v, _CMP_GE_OQ), term.v))};
+}
+static inline unsigned at_least(V x, V threshold) {  // a bit a lane
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x.v, threshold.v, _CMP_GE_OQ)));
+}
 constexpr float kExp2Floor = -127.0f;  // scale2(1, this) is exactly 0
 static inline float sum(V a) {
   __m128 h = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));

@@ -49,6 +49,14 @@ static inline V scale2(V x, V whole) {  // x * 2^whole, for -127 <= whole <= 127
   std::memcpy(&f, &e, sizeof f);
   return {x.v * f};
 }
+static inline V add_if_at_least(V sum, V x, V threshold, V term) {  // by lanes: sum + term where x >= threshold
+  return {sum.v + (x.v >= threshold.v ? term.v : Floats{})};
+}
+static inline unsigned at_least(V x, V threshold) {  // a bit a lane
+  unsigned bits = 0;
+  for (int i = 0; i < W; ++i) bits |= static_cast<unsigned>(x.v[i] >= threshold.v[i]) << i;
+  return bits;
+}
 constexpr float kExp2Floor = -127.0f;  // scale2(1, this) is exactly 0
 static inline float sum(V a) { return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7])); }
 static inline float highest(V a) {
