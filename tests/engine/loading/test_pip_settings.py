@@ -19,7 +19,7 @@ def test_environment() -> None:
     environ = {
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": "https://mirror.invalid/simple/",
-        "PIP_EXTRA_INDEX_URL": "https://b.invalid/simple file:///opt/wheels https://mirror.invalid/simple",
+        "PIP_EXTRA_INDEX_URL": "https://b.invalid/simple file:///srv/wheels https://mirror.invalid/simple",
         "PIP_CERT": "/etc/ca.pem",
         "PIP_PROXY": "http://proxy.invalid:3128",
     }
