@@ -1,4 +1,4 @@
-"""What many tests share: the real default model, where it can be had."""
+"""What many tests share: the real models, where they are in the cache."""
 
 from __future__ import annotations
 
@@ -16,9 +16,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The default model's file. `make test` fetches it first; without it the tests that need it are skipped."""
+    return _cached("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M's file, where somebody has pulled it: it is 250 MB."""
+    return _cached("gemma3-270m")
+
+
+def _cached(name: str) -> Path:
+    """Never fetched by a test: nothing but the loopback interface is touched."""
     from tandem.engine.loading.sources import resolve
 
     try:
-        return resolve("smollm2-135m", offline=True)
+        return resolve(name, offline=True)
     except TandemError as error:
-        pytest.skip(f"the default model isn't here: {error}; run `tandem pull`")
+        pytest.skip(f"{error} Run `tandem pull {name}`.")

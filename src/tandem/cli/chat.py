@@ -8,10 +8,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tandem.cli.flags import add_config_flag, add_settings, collect
 from tandem.cli.models import DEFAULT_MODEL
-from tandem.cli.sampling import add_sampling_flags, sampling_from
-from tandem.config.engine import EngineConfig
+from tandem.cli.sampling import add_offline_flags, offline_settings
 from tandem.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -29,16 +27,12 @@ def register(commands: Commands) -> None:
     )
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"the model (default: {DEFAULT_MODEL})")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    add_config_flag(parser)
-    add_sampling_flags(parser, max_tokens=512)
-    add_settings(parser, EngineConfig, "engine", skip={"model", "seed"})
+    add_offline_flags(parser, max_tokens=512)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    sampling = sampling_from(args)
-    del args.seed  # The request's, not the engine's.
-    config = collect(args, EngineConfig, "engine")
+    config, sampling = offline_settings(args)
     from tandem.engine.llm import LLM
 
     llm = LLM.from_config(config)

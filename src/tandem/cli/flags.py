@@ -44,7 +44,6 @@ def _add_flag(group: argparse._ArgumentGroup, setting: Setting) -> None:
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="A tandem.toml; flags win over it.")
-    parser.add_argument("--print-config", action="store_true", help="Print the settings in force, and end.")
 
 
 def collect(args: argparse.Namespace, kind: type[Settings], table: str) -> Settings:

@@ -8,10 +8,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tandem.cli.flags import add_config_flag, add_settings, collect
 from tandem.cli.models import DEFAULT_MODEL
-from tandem.cli.sampling import add_sampling_flags, sampling_from
-from tandem.config.engine import EngineConfig
+from tandem.cli.sampling import add_offline_flags, offline_settings
 from tandem.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -30,16 +28,12 @@ def register(commands: Commands) -> None:
     parser.add_argument("--model", default=argparse.SUPPRESS, help=f"the model (default: {DEFAULT_MODEL})")
     parser.add_argument("--chat", action="store_true", help="treat each prompt as a user's message")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt, with tokens and usage")
-    add_config_flag(parser)
-    add_sampling_flags(parser, max_tokens=64)
-    add_settings(parser, EngineConfig, "engine", skip={"model", "seed"})
+    add_offline_flags(parser, max_tokens=64)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    sampling = sampling_from(args)
-    del args.seed  # The request's, not the engine's.
-    config = collect(args, EngineConfig, "engine")
+    config, sampling = offline_settings(args)
     prompts = args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not prompts:
         raise InvalidRequest("There is no prompt: give one, or lines on standard input.")

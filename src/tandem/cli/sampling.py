@@ -1,13 +1,29 @@
-"""Flags for how tokens are chosen, shared by the commands that generate."""
+"""What the commands that generate offline share: flags for the engine and for how tokens are chosen."""
 
 from __future__ import annotations
 
 import argparse
 
+from tandem.cli.flags import add_config_flag, add_settings, collect
+from tandem.config.engine import EngineConfig
 from tandem.core.sampling_params import SamplingParams
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+def add_offline_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """All but the model, which each command takes in its own way."""
+    add_config_flag(parser)
+    _add_sampling_flags(parser, max_tokens)
+    add_settings(parser, EngineConfig, "engine", skip={"model", "seed"})
+
+
+def offline_settings(args: argparse.Namespace) -> tuple[EngineConfig, SamplingParams]:
+    """The engine's settings and the requests'. `--seed` is the request's here, not the engine's."""
+    sampling = _sampling_from(args)
+    del args.seed
+    return collect(args, EngineConfig, "engine"), sampling
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     group = parser.add_argument_group("generation")
     group.add_argument(
         "--max-tokens", type=int, default=max_tokens, help="most tokens to generate (default: %(default)s)"
@@ -19,7 +35,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop at this text; may be repeated")
 
 
-def sampling_from(args: argparse.Namespace) -> SamplingParams:
+def _sampling_from(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(
         max_tokens=args.max_tokens,
         temperature=args.temperature,

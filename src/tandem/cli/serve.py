@@ -29,6 +29,7 @@ def register(commands: Commands) -> None:
     )
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"the model (default: {DEFAULT_MODEL})")
     add_config_flag(parser)
+    parser.add_argument("--print-config", action="store_true", help="Print the settings in force, and end.")
     add_settings(parser, ServerConfig, "server", skip=set())
     add_settings(parser, EngineConfig, "engine", skip={"model"})
     parser.set_defaults(run=_run)

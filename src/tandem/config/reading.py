@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -152,7 +151,3 @@ def _line_of(path: Path, message: str) -> str:
         if key and re.match(rf"\s*{re.escape(key).replace('_', '[-_]')}\s*=", line):
             return f":{number}"
     return ""
-
-
-def default_environment() -> Mapping[str, str]:
-    return os.environ

@@ -33,8 +33,6 @@ from tandem.engine.messages import (
     to_core_encoder,
 )
 
-_READ_LIMIT_BYTES = 1 << 22
-
 
 class _Protocol(asyncio.Protocol):
     """Hands frames, and the end of the stream, to the client."""

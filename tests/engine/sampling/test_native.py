@@ -110,7 +110,7 @@ def test_the_ends_of_the_likely_set_are_kept(sampler: NativeSampler, monkeypatch
     logits = random_logits(1, 3000, 2.0)
     ranked = logits[0].argsort(descending=True).tolist()
     for number, place in ((0.0, 0), (math.nextafter(1.0, 0.0), 49)):
-        monkeypatch.setattr("tandem.engine.sampling.native.uniform", lambda *_, number=number: number)
+        monkeypatch.setattr("tandem.engine.sampling.sampler.uniform", lambda *_, number=number: number)
         assert chosen(sampler, logits, [Row(request(0, top_k=50), 0, 0)]) == [ranked[place]]
     everything = chosen(sampler, logits, [Row(request(0), 0, 0)])[0]
     assert everything == 2999

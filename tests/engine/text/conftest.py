@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core.errors import TandemError
 from tandem.engine.loading.base import TextFiles
 from tandem.engine.loading.opening import open_checkpoint
 from tandem.engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -49,14 +48,8 @@ def smollm2_tokenizer(smollm2_text: TextFiles) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def gemma3_text() -> TextFiles:
-    """Only from the cache: the model is 250 MB."""
-    from tandem.engine.loading.sources import resolve
-
-    try:
-        return open_checkpoint(resolve("gemma3-270m", offline=True)).text
-    except TandemError as error:
-        pytest.skip(f"gemma3-270m isn't here: {error}; `tandem pull gemma3-270m` fetches it")
+def gemma3_text(gemma3: Path) -> TextFiles:
+    return open_checkpoint(gemma3).text
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from tandem.engine.kernels.cpu.native import SampleArgs
-from tandem.engine.messages import TokenLogprobs
-from tandem.engine.sampling.adjust import adjust, needs_adjusting
-from tandem.engine.sampling.logprobs import token_logprobs
-from tandem.engine.sampling.random import uniform
-from tandem.engine.sampling.sampler import Row, Samples
+from tandem.engine.sampling.adjust import needs_adjusting
+from tandem.engine.sampling.sampler import Row, Samples, reports
 
 
 class Chooser(Protocol):
@@ -49,15 +46,13 @@ class NativeSampler:
             chosen = self._choose(logits, [rows[i] for i in others])
             for i, token_id in zip(others, chosen, strict=True):
                 token_ids[i] = token_id
-        if all(row.request.sampling.logprobs is None for row in rows):
-            return Samples(token_ids, None)
-        return Samples(token_ids, [_report(logits, row, token) for row, token in zip(rows, token_ids, strict=True)])
+        return Samples(token_ids, reports(logits, rows, token_ids))
 
     def _choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
         assert logits.dtype == torch.float32
         assert logits.is_contiguous()
         vocab = logits.shape[1]
-        adjusted = {i: _adjusted(logits, row) for i, row in enumerate(rows) if needs_adjusting(row.request)}
+        adjusted = {i: row.adjusted(logits) for i, row in enumerate(rows) if needs_adjusting(row.request)}
         first, row_bytes = logits.data_ptr(), vocab * logits.element_size()
         addresses = [
             adjusted[i].data_ptr() if i in adjusted else first + row.logit_row * row_bytes for i, row in enumerate(rows)
@@ -69,7 +64,7 @@ class NativeSampler:
             "top_k": np.array([max(p.top_k, 0) for p in params], np.int32),
             "top_p": np.array([p.top_p for p in params], np.float64),
             "min_p": np.array([p.min_p for p in params], np.float64),
-            "uniform": np.array([0.0 if row.request.sampling.is_greedy else _uniform(row) for row in rows], np.float64),
+            "uniform": np.array([0.0 if row.request.sampling.is_greedy else row.uniform() for row in rows], np.float64),
             "chosen": np.empty(len(rows), np.int32),
         }
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
@@ -88,22 +83,3 @@ class NativeSampler:
 
 def _is_argmax(row: Row) -> bool:
     return row.request.sampling.is_greedy and not needs_adjusting(row.request)
-
-
-def _uniform(row: Row) -> float:
-    seed = row.request.sampling.seed
-    assert seed is not None, "the front draws a seed for every request"
-    return uniform(seed, row.answer, row.request.num_output_tokens)
-
-
-def _adjusted(logits: Tensor, row: Row) -> Tensor:
-    scores = logits[row.logit_row].clone()
-    adjust(scores, row.request)
-    return scores
-
-
-def _report(logits: Tensor, row: Row, token_id: int) -> TokenLogprobs | None:
-    wanted = row.request.sampling.logprobs
-    if wanted is None:
-        return None
-    return token_logprobs(logits[row.logit_row : row.logit_row + 1], [token_id], wanted)[0]

@@ -33,6 +33,18 @@ class Row(NamedTuple):
         params = self.request.sampling
         return params.is_greedy and params.logprobs is None and not needs_adjusting(self.request)
 
+    def uniform(self) -> float:
+        """The random number of this token."""
+        seed = self.request.sampling.seed
+        assert seed is not None, "the front draws a seed for every request"
+        return uniform(seed, self.answer, self.request.num_output_tokens)
+
+    def adjusted(self, logits: Tensor) -> Tensor:
+        """The row's scores as its request wants them changed: float32 [V], a copy."""
+        scores = logits[self.logit_row].clone()
+        adjust(scores, self.request)
+        return scores
+
 
 class Samples(NamedTuple):
     token_ids: list[int]
@@ -44,21 +56,22 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Samples:
     """One token for each of `rows` from float32 logits [R, V], which are left unchanged."""
     greedy = logits.argmax(-1).tolist()
     token_ids = [greedy[row.logit_row] if row.is_plain else _choose(logits, row) for row in rows]
-    if all(row.request.sampling.logprobs is None for row in rows):
-        return Samples(token_ids, None)
-    return Samples(token_ids, [_report(logits, row, token) for row, token in zip(rows, token_ids, strict=True)])
+    return Samples(token_ids, reports(logits, rows, token_ids))
 
 
 def _choose(logits: Tensor, row: Row) -> int:
-    request, scores = row.request, logits[row.logit_row]
-    if needs_adjusting(request):
-        scores = scores.clone()
-        adjust(scores, request)
+    request = row.request
+    scores = row.adjusted(logits) if needs_adjusting(request) else logits[row.logit_row]
     if request.sampling.is_greedy:
         return int(scores.argmax())
-    seed = request.sampling.seed
-    assert seed is not None, "the front draws a seed for every request"
-    return draw(scores.cpu().numpy(), request.sampling, uniform(seed, row.answer, request.num_output_tokens))
+    return draw(scores.cpu().numpy(), request.sampling, row.uniform())
+
+
+def reports(logits: Tensor, rows: Sequence[Row], token_ids: Sequence[int]) -> list[TokenLogprobs | None] | None:
+    """What to say of the chosen tokens' probabilities, beside `rows`; None where nobody asked."""
+    if all(row.request.sampling.logprobs is None for row in rows):
+        return None
+    return [_report(logits, row, token) for row, token in zip(rows, token_ids, strict=True)]
 
 
 def _report(logits: Tensor, row: Row, token_id: int) -> TokenLogprobs | None:

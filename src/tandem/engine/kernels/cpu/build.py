@@ -25,6 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tandem.engine.loading.cache import cache_root
+
 SOURCES = Path(__file__).parent / "csrc"
 PREBUILT = Path(__file__).parent / "lib"
 BASE_FLAGS = (
@@ -185,10 +187,9 @@ def find_compiler() -> Compiler | None:
 
 
 def cache_folder() -> Path:
-    """$TANDEM_CACHE/kernels, else ~/.cache/tandem/kernels; where that can't be written, a folder for this run."""
-    configured = os.environ.get("TANDEM_CACHE")
-    folder = Path(configured) / "kernels" if configured else Path.home() / ".cache" / "tandem" / "kernels"
+    """`kernels` beside the cached models; where that can't be written, a folder for this run."""
     try:
+        folder = cache_root() / "kernels"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder

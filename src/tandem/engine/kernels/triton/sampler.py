@@ -10,12 +10,9 @@ from torch import Tensor
 
 from tandem.core.request import Request
 from tandem.engine.kernels.triton.sampling import DrawParams, argmax, draw, draw_likely
-from tandem.engine.messages import TokenLogprobs
 from tandem.engine.sampling.adjust import adjust, needs_adjusting
 from tandem.engine.sampling.draw import draw as draw_on_host
-from tandem.engine.sampling.logprobs import token_logprobs
-from tandem.engine.sampling.random import uniform
-from tandem.engine.sampling.sampler import Row, Samples
+from tandem.engine.sampling.sampler import Row, Samples, reports
 
 
 @torch.inference_mode()
@@ -32,7 +29,7 @@ def sample(logits: Tensor, rows: Sequence[Row], greedy: Tensor | None = None) ->
     if others:
         for index, token in zip(others, _choose(logits, [rows[index] for index in others]), strict=True):
             token_ids[index] = token
-    return Samples(token_ids, _reports(logits, rows, token_ids))
+    return Samples(token_ids, reports(logits, rows, token_ids))
 
 
 def _choose(logits: Tensor, rows: list[Row]) -> list[int]:
@@ -62,12 +59,6 @@ def _narrows(request: Request) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _uniform(row: Row) -> float:
-    seed = row.request.sampling.seed
-    assert seed is not None, "the front draws a seed for every request"
-    return uniform(seed, row.answer, row.request.num_output_tokens)
-
-
 def draw_params(rows: Sequence[Row], device: torch.device) -> DrawParams:
     """In one upload: float64 holds all of them exactly."""
     wanted = [row.request.sampling for row in rows]
@@ -76,7 +67,7 @@ def draw_params(rows: Sequence[Row], device: torch.device) -> DrawParams:
         [p.top_k for p in wanted],
         [p.top_p for p in wanted],
         [p.min_p for p in wanted],
-        [_uniform(row) for row in rows],
+        [row.uniform() for row in rows],
     ]
     temperature, top_k, top_p, min_p, uniforms = torch.tensor(numbers, dtype=torch.float64, device=device)
     return DrawParams(temperature.float(), top_k.int(), top_p, min_p.float(), uniforms)
@@ -84,15 +75,4 @@ def draw_params(rows: Sequence[Row], device: torch.device) -> DrawParams:
 
 def _draw_undecided(scores: Tensor, row: Row) -> int:
     """A likely set beyond the candidates: a flat distribution with a wide top_p. Rare enough for the host."""
-    return draw_on_host(scores.cpu().numpy(), row.request.sampling, _uniform(row))
-
-
-def _reports(logits: Tensor, rows: Sequence[Row], token_ids: Sequence[int]) -> list[TokenLogprobs | None] | None:
-    if all(row.request.sampling.logprobs is None for row in rows):
-        return None
-    return [
-        None
-        if (num_top := row.request.sampling.logprobs) is None
-        else token_logprobs(logits[row.logit_row : row.logit_row + 1], [token], num_top)[0]
-        for row, token in zip(rows, token_ids, strict=True)
-    ]
+    return draw_on_host(scores.cpu().numpy(), row.request.sampling, row.uniform())
