@@ -15,7 +15,7 @@ int8 with one scale for each 32 inputs of a token (how weight-only formats are m
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """The matrix w [N, K], outputs by inputs: w[n, k] = scale[n, g] · codes[n, k] + offset[n, g], where g = k // group_size.
+    """w [N outputs, K inputs]: w[n, k] = scale[n, g] · codes[n, k] + offset[n, g], where g = k // group_size.
 
     bits 4: codes are 0..15; bits 8: 0..255 (a signed weight plus 128). Both uint8, unpacked. A symmetric matrix has no
     `offset`, which stands for -scale · 2^(bits-1). kind "fp8": codes are float8_e4m3fn, w = scale · codes, no offset.
