@@ -132,3 +132,7 @@ class ModelUnsupported(ModelError):
 
 class MemoryTooSmall(TandemError):
     """Weights or the asked-for context don't fit the memory at hand."""
+
+
+class BuildFailed(TandemError):
+    """An engine file can't be built: the network can't be exported or compiled, or its quality is past the limit."""

@@ -11,6 +11,7 @@ from tandem.core.clock import Clock
 from tandem.engine.core import EngineCore
 from tandem.engine.kvcache.manager import KVCacheManager
 from tandem.engine.loading.base import Checkpoint
+from tandem.engine.loading.engine_file import EngineFile
 from tandem.engine.memory import ELEMENT_BYTES, MemoryPlan, plan_memory
 from tandem.engine.messages import Ready
 from tandem.engine.runner.base import ModelRunner
@@ -29,20 +30,31 @@ class BuiltEngine:
 def build_engine(config: EngineConfig, checkpoint: Checkpoint, clock: Clock) -> BuiltEngine:
     """Load the model into memory and make it ready to step. Raises `ConfigError`, `ModelError`, `MemoryTooSmall`."""
     started_s = time.monotonic()
-    machine = resolve_machine(config)
+    machine = resolve_machine(config, checkpoint)
     spec = checkpoint.spec
     # Planned before anything is loaded: what doesn't fit is refused at once, and the estimate is exact for these types.
-    weights_bytes = spec.num_parameters * ELEMENT_BYTES[machine.dtype]
+    weights_bytes = _weights_bytes(checkpoint, machine)
     memory = plan_memory(spec, config, machine.kv_dtype, weights_bytes, free_device_bytes(machine))
     runner = make_runner(config, checkpoint, memory, machine)
     core = _make_core(config, checkpoint, memory, runner, clock)
+    size = f"{spec.num_parameters / 1e6:.0f} M parameters"
     summary = [
-        f"model     {config.public_name}: {spec.family}, {spec.num_parameters / 1e6:.0f} M parameters, {machine.dtype}",
+        f"model     {config.public_name}: {spec.family}, {size}, {_precision(checkpoint, machine)}",
         f"runner    {runner.name}, {machine.threads} threads",
         *memory.describe(),
         f"loaded in {time.monotonic() - started_s:.1f} s",
     ]
     return BuiltEngine(core, _ready(config, checkpoint, memory, runner, machine, summary))
+
+
+def _weights_bytes(checkpoint: Checkpoint, machine: Machine) -> int:
+    if isinstance(checkpoint, EngineFile):
+        return checkpoint.manifest.weights_bytes
+    return checkpoint.spec.num_parameters * ELEMENT_BYTES[machine.dtype]
+
+
+def _precision(checkpoint: Checkpoint, machine: Machine) -> str:
+    return checkpoint.manifest.quantization.precision if isinstance(checkpoint, EngineFile) else machine.dtype
 
 
 def _make_core(

@@ -201,7 +201,6 @@ def test_what_transformers_5_writes(family: Family) -> None:
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ModelUnsupported, "rope type dynamic"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ModelDamaged, "low_freq_factor is missing"),
         ({"rope_scaling": [1]}, ModelDamaged, r"rope_scaling is \[1\]; it must be a mapping"),
-        ({"quantization_config": {"quant_method": "awq"}}, ModelUnsupported, r"quantised \(awq\)"),
         ({"hidden_size": None}, ModelDamaged, "hidden_size is missing"),
         ({"hidden_size": "big"}, ModelDamaged, "hidden_size is 'big'"),
         ({"hidden_size": True}, ModelDamaged, "hidden_size is True"),

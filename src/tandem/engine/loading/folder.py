@@ -14,13 +14,17 @@ from safetensors import SafetensorError, safe_open
 
 from tandem.core.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from tandem.engine.loading.base import TextFiles
-from tandem.engine.loading.expected import check_tensors
+from tandem.engine.loading.expected import check_tensors, expected_tensors
 from tandem.engine.loading.hf_config import read_spec
 from tandem.engine.loading.hf_tokens import end_token_ids, read_json
 from tandem.engine.models.spec import ModelSpec
+from tandem.engine.quantization.packed import DTYPES as PACKED_DTYPES
+from tandem.engine.quantization.packed import PackedFormat, packed_format
 
 if TYPE_CHECKING:
     import torch
+
+    from tandem.engine.quantization.matrix import QuantizedMatrix
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -40,6 +44,14 @@ class Stored(NamedTuple):
     file: Path
     name: str
     shape: tuple[int, ...]
+    dtype: str
+
+
+class Packed(NamedTuple):
+    """A weight that another tool has packed into several tensors: ending → name, and the weight's own shape."""
+
+    parts: dict[str, str]
+    shape: tuple[int, int]
 
 
 class FolderCheckpoint:
@@ -53,10 +65,15 @@ class FolderCheckpoint:
         ends = end_token_ids(path, config, tokenizer_config, spec.vocab_size)
         self.spec = dataclasses.replace(spec, eos_token_ids=ends)
         self.text = TextFiles("folder", path, tokenizer_config.raw)
-        self._stored = {_plain_name(stored.name): stored for file in _shards(path) for stored in _read_header(file)}
+        self._format = packed_format(config)
+        dtypes = DTYPES if self._format is None else DTYPES + PACKED_DTYPES
+        self._stored = {_plain_name(s.name): s for file in _shards(path) for s in _read_header(file, dtypes)}
+        self._packed = {} if self._format is None else self._find_packed(self._format)
         found = {name: stored.shape for name, stored in self._stored.items()}
+        found |= {name: weight.shape for name, weight in self._packed.items()}
         self._shapes = check_tensors(self.spec, found, str(path))
-        _refuse_unknown(self.spec, found.keys() - self._shapes.keys(), path)
+        parts = {part for weight in self._packed.values() for part in weight.parts.values()}
+        _refuse_unknown(self.spec, found.keys() - self._shapes.keys() - parts, path)
 
     def names(self) -> frozenset[str]:
         return frozenset(self._shapes)
@@ -65,11 +82,44 @@ class FolderCheckpoint:
         return self._shapes[name]
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """The whole tensor in `dtype`, row-major, its own memory."""
+        """The whole tensor in `dtype`, dequantised, row-major, its own memory."""
+        matrix = self.stored_matrix(name)
+        return self._load(name).to(dtype, copy=True) if matrix is None else matrix.dequantize(dtype)
+
+    def stored_kind(self, name: str) -> str:
+        """The type in the file, `BF16`, or how another tool has packed it: `awq`, `pack-quantized`, …"""
+        if name in self._packed:
+            assert self._format is not None
+            return self._format.kind
+        return self._stored[name].dtype
+
+    def stored_matrix(self, name: str) -> QuantizedMatrix | None:
+        """A packed weight in the bits it is stored in; None for plain ones."""
+        if name not in self._packed:
+            return None
+        from tandem.engine.quantization.unpacking import unpack
+
+        assert self._format is not None
+        weight = self._packed[name]
+        parts = {ending: self._load(part) for ending, part in weight.parts.items()}
+        return unpack(self._format, parts, weight.shape, f"{self.path}: tensor {name}")
+
+    def _load(self, name: str) -> torch.Tensor:
         stored = self._stored[name]
         with _open(stored.file, "pt") as shard:
             mapped: torch.Tensor = shard.get_tensor(stored.name)
-            return mapped.to(dtype, copy=True)
+            return mapped
+
+    def _find_packed(self, form: PackedFormat) -> dict[str, Packed]:
+        """The weights of this network that are stored packed."""
+        found: dict[str, Packed] = {}
+        for name, _ in expected_tensors(self.spec):
+            parts = form.parts(name, self._stored)
+            if parts:
+                shapes = {ending: self._stored[part].shape for ending, part in parts.items()}
+                n, k = form.shape(name, shapes, str(self.path))
+                found[name] = Packed(parts, (n, k))
+        return found
 
 
 def _plain_name(name: str) -> str:
@@ -110,16 +160,16 @@ def _open(file: Path, framework: str) -> Any:
         raise ModelDamaged(f"{file} can't be read: {error.strerror or error}.") from error
 
 
-def _read_header(file: Path) -> Iterator[Stored]:
+def _read_header(file: Path, dtypes: tuple[str, ...]) -> Iterator[Stored]:
     with _open(file, "np") as shard:
         names: list[str] = shard.keys()
         for name in names:
             header = shard.get_slice(name)
-            if header.get_dtype() not in DTYPES:
+            if header.get_dtype() not in dtypes:
                 raise ModelUnsupported(
-                    f"{file}: tensor {name} has type {header.get_dtype()}; {', '.join(DTYPES)} are supported."
+                    f"{file}: tensor {name} has type {header.get_dtype()}; {', '.join(dtypes)} are supported."
                 )
-            yield Stored(file, name, tuple(header.get_shape()))
+            yield Stored(file, name, tuple(header.get_shape()), header.get_dtype())
 
 
 def _refuse_unknown(spec: ModelSpec, names: set[str], folder: Path) -> None:

@@ -14,9 +14,12 @@ from tandem.engine.loading.gguf import read_gguf
 from tandem.engine.loading.gguf_dequant import Bytes, dequantise_into
 from tandem.engine.loading.gguf_names import gguf_name, is_interleaved
 from tandem.engine.loading.gguf_spec import read_spec
+from tandem.engine.loading.gguf_types import GGMLType
 
 if TYPE_CHECKING:
     import torch
+
+    from tandem.engine.quantization.matrix import QuantizedMatrix
 
 
 IGNORED = ("attn_rot_embd.weight",)
@@ -45,13 +48,29 @@ class GGUFCheckpoint:
         """The whole tensor, dequantised, in `dtype`, row-major, its own memory."""
         import torch
 
+        blocks, kind = self._blocks(name)
+        out = torch.empty(self._shapes[name], dtype=dtype)
+        dequantise_into(blocks, kind, out)
+        return out
+
+    def stored_kind(self, name: str) -> str:
+        """The type in the file: `Q4_1`, `F32`, …"""
+        return self._file.tensors[self._stored_names[name]].type.name
+
+    def stored_matrix(self, name: str) -> QuantizedMatrix | None:
+        """The same weights in the bits they are stored in; None for types that no `QuantizedMatrix` can be."""
+        from tandem.engine.quantization.gguf_blocks import EXACT, matrix_of_blocks
+
+        blocks, kind = self._blocks(name)
+        return matrix_of_blocks(blocks, kind, self._shapes[name][0]) if kind in EXACT else None
+
+    def _blocks(self, name: str) -> tuple[Bytes, GGMLType]:
+        """The tensor's bytes with rows in Hugging Face's order, and what they mean."""
         stored = self._file.tensors[self._stored_names[name]]
         blocks = self._file.blocks(stored.name)
         if is_interleaved(name, self.spec.family):
             blocks = deinterleave(blocks, self._shapes[name][0], self.spec.head_dim)
-        out = torch.empty(self._shapes[name], dtype=dtype)
-        dequantise_into(blocks, stored.type, out)
-        return out
+        return blocks, stored.type
 
     def _check_shapes(self) -> dict[str, tuple[int, ...]]:
         tensors, names = self._file.tensors, self._stored_names

@@ -69,7 +69,6 @@ DEFAULTS: dict[Family, Defaults] = {
 def read_spec(config: Values) -> ModelSpec:
     """The spec but for the end tokens, which other files know of too. Raises `ModelUnsupported` and `ModelDamaged`."""
     family = _family(config)
-    _refuse_quantized(config)
     text = text_config(config)
     _refuse_variants(text, family)
     defaults = DEFAULTS[family]
@@ -114,15 +113,6 @@ def _family(config: Values) -> Family:
             f"{config.source}: architecture {name} isn't supported; these are: {', '.join(ARCHITECTURES)}."
         )
     return ARCHITECTURES[name]
-
-
-def _refuse_quantized(config: Values) -> None:
-    if "quantization_config" not in config:
-        return
-    method = config.section("quantization_config").text("quant_method", "an unnamed method")
-    raise ModelUnsupported(
-        f"{config.source}: the weights are quantised ({method}), which isn't supported; use the original or a GGUF."
-    )
 
 
 def _refuse_variants(text: Values, family: Family) -> None:

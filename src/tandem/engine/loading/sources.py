@@ -63,7 +63,7 @@ def _from_catalog(entry: CatalogEntry, progress: Progress, *, offline: bool, ver
 
 
 def _is_path(model: str) -> bool:
-    return model.startswith((".", "/", "~")) or model.endswith(".gguf")
+    return model.startswith((".", "/", "~")) or model.endswith((".gguf", ".engine", ".onnx"))
 
 
 def _unknown(model: str) -> ModelNotFound:
@@ -73,5 +73,5 @@ def _unknown(model: str) -> ModelNotFound:
     hint = f" Did you mean {close[0]}?" if close else ""
     return ModelNotFound(
         f"There is no model {model!r}.{hint} A model is one of {', '.join(CATALOG)}, a folder in Hugging Face's layout,"
-        " a .gguf file, or a hub id such as org/name."
+        " a .gguf file, an engine file, or a hub id such as org/name."
     )

@@ -16,10 +16,12 @@ from tandem.engine.kernels import triton
 from tandem.engine.kernels.cpu.decoder import CpuDecoder
 from tandem.engine.kernels.cpu.native import Kernels, load_kernels
 from tandem.engine.loading.base import Checkpoint
+from tandem.engine.loading.engine_file import EngineFile
 from tandem.engine.memory import MemoryPlan
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.runner.base import ModelRunner
 from tandem.engine.runner.batch import BlockTableRows
+from tandem.engine.runner.compiled_making import fitted, open_decoder
 from tandem.engine.runner.eager import EagerRunner
 from tandem.engine.runner.native import NativeRunner
 
@@ -34,8 +36,10 @@ class Machine:
     kv_dtype: KVDType
 
 
-def resolve_machine(config: EngineConfig) -> Machine:
-    """Raises `ConfigError` for a device that isn't there."""
+def resolve_machine(config: EngineConfig, checkpoint: Checkpoint) -> Machine:
+    """Raises `ConfigError` for a device that isn't there, or for what an engine file wasn't built for."""
+    if isinstance(checkpoint, EngineFile):
+        config = fitted(config, checkpoint)
     threads = config.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     device = _resolve_device(config)
@@ -52,10 +56,16 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryPlan
     """Load the weights and allocate the KV. A GPU if there is one, else native kernels, else the torch reference."""
     if machine.device == "cuda":
         return _cuda_runner(config, checkpoint, memory, machine)
-    kernels, reason = _native_kernels(config, machine)
     tables = BlockTableRows(len(memory.groups), config.max_num_seqs, -(-memory.max_model_len // memory.block_size))
+    if isinstance(checkpoint, EngineFile):
+        decoder = open_decoder(checkpoint, config, memory, machine.kv_dtype, machine.threads)
+        return NativeRunner(
+            decoder, tables, f"compiled ({checkpoint.manifest.quantization.precision}, {decoder.variant})"
+        )
+    kernels, reason = _native_kernels(config, machine)
     if kernels is not None:
-        return NativeRunner(_native_decoder(config, checkpoint, memory, machine, kernels), tables)
+        native = _native_decoder(config, checkpoint, memory, machine, kernels)
+        return NativeRunner(native, tables, f"paged (native, {native.variant})")
     if config.kernels == "native":
         raise ConfigError(f"kernels is 'native', but there are none: {reason}. Use --kernels auto.")
     if machine.kv_dtype == "int8":

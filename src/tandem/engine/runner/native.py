@@ -1,26 +1,57 @@
-"""Runs a whole step in one call of the native CPU kernels. The paged engine's runner wherever they can be had."""
+"""Runs a whole step in one call of a native decoder: the paged engine's runner wherever the kernels can be had, and the
+compiled engine's, whose decoder goes through compiled graphs.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tandem.core.request import Request
-from tandem.engine.kernels.cpu.decoder import CpuDecoder
 from tandem.engine.messages import TokenLogprobs
+from tandem.engine.models.spec import ModelSpec
 from tandem.engine.runner.base import StepResult
 from tandem.engine.runner.batch import BlockTableRows, StepArrays, build_arrays
 from tandem.engine.runner.rows import PromptPart, WantedRows, wanted_rows
 from tandem.engine.sampling.logprobs import token_logprobs
-from tandem.engine.sampling.native import NativeSampler
+from tandem.engine.sampling.native import Chooser, NativeSampler
 from tandem.engine.scheduler import StepPlan
 
 
-class NativeRunner:
-    """The decoder owns weights and KV. Logits are written only where something other than the argmax is wanted."""
+class StepDecoder(Chooser, Protocol):
+    """A decoder that owns weights and KV. `CpuDecoder` says what the arguments are."""
 
-    def __init__(self, decoder: CpuDecoder, tables: BlockTableRows) -> None:
-        self.name = f"paged (native, {decoder.variant})"
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    def step(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        query_start: Tensor,
+        context_len: Tensor,
+        block_tables: Sequence[Tensor],
+        slot_mapping: Sequence[Tensor],
+        sample_rows: Tensor,
+        *,
+        argmax_out: Tensor,
+        logits_out: Tensor | None = None,
+    ) -> None: ...
+
+    def copy_block(self, source: int, target: int) -> None: ...
+
+
+class NativeRunner:
+    """Logits are written only where something other than the argmax is wanted."""
+
+    def __init__(self, decoder: StepDecoder, tables: BlockTableRows, name: str) -> None:
+        self.name = name
         self._decoder = decoder
         self._tables = tables
         self._sampler = NativeSampler(decoder)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from tandem.core.errors import MemoryTooSmall, ModelDamaged, ModelUnsupported
-from tandem.engine.kernels.cpu.native import DTYPES, VARIANTS, Config, Kernels, SampleArgs, StepArgs
+from tandem.engine.kernels.cpu.native import DTYPES, VARIANTS, Config, Form, Kernels, SampleArgs, StepArgs
+from tandem.engine.kernels.cpu.weights import LINE, PANEL, ImageEntry, RowMaps, parse_kind
 from tandem.engine.kernels.reference import rope_frequencies
 from tandem.engine.kvcache.layer_groups import LayerGroup, group_layers
 from tandem.engine.models.spec import ModelSpec, RopeScaling
@@ -29,9 +31,30 @@ KvDType = Literal["bfloat16", "float32", "int8"]
 MAX_HEAD_DIM = 256
 DEFAULT_SPIN_US = 30
 """How long a thread waits awake for the others before it parks."""
+DEFAULT_REST_US = 300
+"""How long it waits awake for the next step: to wake one that is parked takes a tenth of a small model's step."""
 
 _QKV, _OUTPUT, _GATE_UP, _DOWN, _HEAD, _EMBEDDING = range(6)
 _INPUT_NORM, _MLP_NORM, _POST_ATTENTION, _POST_MLP, _Q_NORM, _K_NORM, _BIAS, _LAST_NORM = range(8)
+_VECTORS = ("input_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm", "q_norm", "k_norm", "qkv_bias")
+"""By role, as csrc/build.cpp numbers them and weights.py names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What `CpuDecoder` takes beside the network and its weights."""
+
+    kernels: Kernels
+    kv_dtype: KvDType
+    threads: int
+    block_size: int
+    num_blocks: int
+    max_tokens: int
+    max_context: int | None
+    groups: Sequence[LayerGroup] | None
+    variant: str | None
+    spin_us: int
+    rest_us: int
 
 
 class CpuDecoder:
@@ -53,38 +76,79 @@ class CpuDecoder:
         groups: Sequence[LayerGroup] | None = None,
         variant: str | None = None,
         spin_us: int = DEFAULT_SPIN_US,
+        rest_us: int = DEFAULT_REST_US,
     ) -> None:
         """`read` gives a tensor by its name in Hugging Face's layout, in the type asked for or another float.
 
         max_tokens bounds a step's tokens, max_context a sequence's (default: the model's own). `variant` forces an
         instruction set. Raises ModelUnsupported, ModelDamaged (a tensor of a wrong shape), MemoryTooSmall.
         """
-        check_supported(spec, block_size)
-        self.spec = spec
-        self.groups = (
-            tuple(groups) if groups is not None else group_layers([spec.window(i) for i in range(spec.num_layers)])
+        settings = _Settings(
+            kernels, kv_dtype, threads, block_size, num_blocks, max_tokens, max_context, groups, variant, spin_us, rest_us
         )
-        self.max_tokens = max_tokens
-        self.block_size = block_size
-        self.num_blocks = num_blocks
-        self.max_context = max_context or spec.max_position
-        self.variant = variant or kernels.best
-        self._library = kernels.library
-        self._threads = threads
+        self._set_up(spec, settings, DTYPES[weight_dtype])
+        _Loader(self, read, getattr(torch, weight_dtype)).load()
+
+    @classmethod
+    def from_image(
+        cls,
+        spec: ModelSpec,
+        image: torch.Tensor,
+        entries: Sequence[ImageEntry],
+        *,
+        kernels: Kernels,
+        kv_dtype: KvDType = "bfloat16",
+        threads: int = 1,
+        block_size: int = 16,
+        num_blocks: int,
+        max_tokens: int,
+        max_context: int | None = None,
+        groups: Sequence[LayerGroup] | None = None,
+        variant: str | None = None,
+        spin_us: int = DEFAULT_SPIN_US,
+        rest_us: int = DEFAULT_REST_US,
+    ) -> CpuDecoder:
+        """A decoder over what `pack_image` made. `image` is only read, and lives as long as the decoder does.
+
+        Raises ModelUnsupported, ModelDamaged (an image that isn't this network's), MemoryTooSmall.
+        """
+        decoder = cls.__new__(cls)
+        settings = _Settings(
+            kernels, kv_dtype, threads, block_size, num_blocks, max_tokens, max_context, groups, variant, spin_us, rest_us
+        )
+        decoder._set_up(spec, settings, -1)
+        decoder._image = image
+        _Placer(decoder, image, entries).place()
+        decoder.weight_bytes = image.numel()
+        return decoder
+
+    def _set_up(self, spec: ModelSpec, settings: _Settings, weights: int) -> None:
+        """All but the weights: `weights` is their type, or -1 for packed matrices of a form each."""
+        check_supported(spec, settings.block_size)
+        self.spec = spec
+        windows = [spec.window(i) for i in range(spec.num_layers)]
+        self.groups = tuple(settings.groups) if settings.groups is not None else group_layers(windows)
+        self.max_tokens = settings.max_tokens
+        self.block_size = settings.block_size
+        self.num_blocks = settings.num_blocks
+        self.max_context = settings.max_context or spec.max_position
+        self.variant = settings.variant or settings.kernels.best
+        self._library = settings.kernels.library
+        self._threads = settings.threads
         self._handle: int | None = None
-        config, keep = self._config(weight_dtype, kv_dtype, threads, spin_us)
+        self._image: torch.Tensor | None = None
+        config, keep = self._config(settings, weights)
         error = ctypes.c_char_p()
         self._handle = self._library.tandem_decoder_create(ctypes.byref(config), ctypes.byref(error))
         del keep
         if not self._handle:
             raise MemoryTooSmall(
-                f"The decoder for {spec.family} with {num_blocks} KV blocks can't be set up: "
+                f"The decoder for {spec.family} with {self.num_blocks} KV blocks can't be set up: "
                 f"{(error.value or b'').decode()}. Give it fewer blocks or fewer tokens a step."
             )
         sizes = (ctypes.c_int64 * 4)()
         self._library.tandem_decoder_sizes(self._handle, sizes)
         self.weight_bytes, self.kv_bytes, self.scratch_bytes, self.block_bytes = sizes
-        _Loader(self, read, getattr(torch, weight_dtype)).load()
 
     def step(
         self,
@@ -207,7 +271,7 @@ class CpuDecoder:
             slot_mapping=ctypes.cast(pointers(*map(_int32, slot_mapping)), ctypes.c_void_p),
         )
 
-    def _config(self, weight_dtype: str, kv_dtype: str, threads: int, spin_us: int) -> tuple[Config, list[object]]:
+    def _config(self, settings: _Settings, weights: int) -> tuple[Config, list[object]]:
         """The configuration, and what must live until the library has copied it."""
         spec, layers = self.spec, self.spec.num_layers
         group_of, pool_of = [0] * layers, [0] * layers
@@ -231,8 +295,9 @@ class CpuDecoder:
         scale = spec.attention_scale if spec.attention_scale is not None else spec.head_dim**-0.5
         config = Config(
             variant=VARIANTS.index(self.variant),
-            threads=threads,
-            spin_us=spin_us,
+            threads=settings.threads,
+            spin_us=settings.spin_us,
+            rest_us=settings.rest_us,
             num_layers=layers,
             hidden=spec.hidden_size,
             intermediate=spec.intermediate_size,
@@ -240,8 +305,8 @@ class CpuDecoder:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             vocab=spec.vocab_size,
-            weight_dtype=DTYPES[weight_dtype],
-            kv_dtype=DTYPES[kv_dtype],
+            weight_dtype=weights,
+            kv_dtype=DTYPES[settings.kv_dtype],
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             num_pools=len(self.groups[0].layers),
@@ -266,6 +331,71 @@ class CpuDecoder:
             rope=(ctypes.c_void_p * 2)(*(table.data_ptr() for table in tables)),
         )
         return config, [*arrays, *tables]
+
+
+class _Placer:
+    """Tells the library where in an image everything lies."""
+
+    def __init__(self, decoder: CpuDecoder, image: torch.Tensor, entries: Sequence[ImageEntry]) -> None:
+        assert image.dtype == torch.uint8
+        assert image.dim() == 1
+        assert image.is_contiguous()
+        assert image.data_ptr() % LINE == 0
+        self._decoder, self._image = decoder, image
+        self._library, self._handle, self._spec = decoder._library, decoder._open(), decoder.spec
+        self._entries = {entry.name: entry for entry in entries}
+
+    def place(self) -> None:
+        spec, maps = self._spec, RowMaps(self._spec)
+        present = {"input_norm", "mlp_norm"}
+        present |= {"post_attention_norm", "post_mlp_norm"} if spec.post_norms else set()
+        present |= {"q_norm", "k_norm"} if spec.qk_norm else set()
+        present |= {"qkv_bias"} if spec.qkv_bias else set()
+        rows = {"q_norm": maps.head, "k_norm": maps.head, "qkv_bias": maps.qkv}
+        for layer in range(spec.num_layers):
+            at = f"layers.{layer}."
+            for role, name in enumerate(_VECTORS):
+                if name in present:
+                    self._vector(role, layer, at + name, len(rows.get(name, maps.hidden)))
+            for role, (name, n, k) in enumerate(
+                (
+                    ("qkv", maps.qkv, maps.sizes["hidden"]),
+                    ("o", maps.hidden, maps.sizes["attention"]),
+                    ("gate_up", maps.gate_up, maps.sizes["hidden"]),
+                    ("down", maps.hidden, maps.sizes["mlp"]),
+                )
+            ):
+                self._matrix(role, layer, at + name, len(n), k)
+        self._vector(_LAST_NORM, 0, "final_norm", len(maps.hidden))
+        self._matrix(_HEAD, 0, "head", len(maps.vocab), spec.hidden_size)
+        if "embedding" in self._entries:
+            self._matrix(_EMBEDDING, 0, "embedding", len(maps.vocab), spec.hidden_size)
+        elif not spec.tie_embeddings:
+            raise self._damaged("embedding", "is not in the image")
+
+    def _vector(self, role: int, layer: int, name: str, length: int) -> None:
+        address = self._address(name, 4 * length)
+        self._library.tandem_decoder_place_vector(self._handle, role, layer, address)
+
+    def _matrix(self, role: int, layer: int, name: str, rows: int, inputs: int) -> None:
+        entry = self._entries.get(name)
+        form = parse_kind(entry) if entry is not None else Form()
+        panel = self._library.tandem_panel_bytes(ctypes.byref(form), inputs) if entry is not None else 0
+        address = self._address(name, rows // PANEL * int(panel))
+        self._library.tandem_decoder_place_matrix(self._handle, role, layer, ctypes.byref(form), address)
+
+    def _address(self, name: str, size_bytes: int) -> int:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise self._damaged(name, "is not in the image")
+        if entry.size_bytes != size_bytes:
+            raise self._damaged(name, f"has {entry.size_bytes} bytes; the configuration says {size_bytes}")
+        if entry.offset < 0 or entry.offset % LINE or entry.offset + size_bytes > self._image.numel():
+            raise self._damaged(name, f"lies at byte {entry.offset}, where the image has no room for it")
+        return self._image.data_ptr() + entry.offset
+
+    def _damaged(self, name: str, what: str) -> ModelDamaged:
+        return ModelDamaged(f"{name} {what}. Build the engine again.")
 
 
 class _Loader:

@@ -21,16 +21,16 @@ from typing import Any
 
 from tandem.engine.kernels.cpu.build import VARIANT_FLAGS, build_library, say
 
-ABI = 2
+ABI = 3
 VARIANTS = tuple(VARIANT_FLAGS)
-DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
+DTYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3, "uint8": 4}
 
 
 class Config(Structure):
     """csrc/decoder.h: Config."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("variant", "threads", "spin_us")),
+        *((name, c_int32) for name in ("variant", "threads", "spin_us", "rest_us")),
         *(
             (name, c_int32)
             for name in ("num_layers", "hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim", "vocab")
@@ -48,6 +48,12 @@ class Config(Structure):
         *((name, c_void_p) for name in ("windows", "groups", "pools", "rope_index")),
         ("rope", c_void_p * 2),
     )
+
+
+class Form(Structure):
+    """csrc/common.h: Form."""
+
+    _fields_ = tuple((name, c_int32) for name in ("kind", "activations", "group", "flags"))
 
 
 class StepArgs(Structure):
@@ -75,11 +81,15 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_variant_name": (c_char_p, (c_int32,)),
     "tandem_cpu_supports": (c_int32, (c_int32,)),
     "tandem_probe": (c_int32, (c_int32,)),
-    "tandem_gemm": (c_int32, (c_int32,) * 5 + (c_void_p,) * 3),
+    "tandem_panel_bytes": (c_int64, (POINTER(Form), c_int32)),
+    "tandem_pack": (None, (POINTER(Form), c_int32, c_int32, c_void_p, c_void_p, c_int32, *(c_void_p,) * 3)),
+    "tandem_gemm": (c_int32, (c_int32, POINTER(Form), *(c_int32,) * 3, *(c_void_p,) * 3)),
     "tandem_decoder_create": (c_void_p, (POINTER(Config), POINTER(c_char_p))),
     "tandem_decoder_free": (None, (c_void_p,)),
     "tandem_decoder_sizes": (None, (c_void_p, POINTER(c_int64))),
     "tandem_decoder_strides": (None, (c_void_p, POINTER(c_int32))),
+    "tandem_decoder_place_matrix": (None, (c_void_p, c_int32, c_int32, POINTER(Form), c_void_p)),
+    "tandem_decoder_place_vector": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "tandem_decoder_load_matrix": (None, (c_void_p, c_int32, c_int32, c_void_p, c_int32)),
     "tandem_decoder_load_vector": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "tandem_decoder_copy_block": (None, (c_void_p, c_int32, c_int32)),

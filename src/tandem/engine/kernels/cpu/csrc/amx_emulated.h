@@ -50,6 +50,19 @@ static void dot(int c, int a, int b) {
     }
 }
 
+// TDPBSUD: signed bytes of a times unsigned ones of b.
+static void dot_bytes(int c, int a, int b) {
+  Tile &tc = tiles[c], &ta = tiles[a], &tb = tiles[b];
+  for (int m = 0; m < tc.rows; ++m)
+    for (int n = 0; n < tc.row_bytes / 4; ++n) {
+      int32_t value;
+      std::memcpy(&value, &tc.data[m][4 * n], 4);
+      for (int k = 0; k < ta.row_bytes; ++k)
+        value += static_cast<int8_t>(ta.data[m][k]) * static_cast<int>(tb.data[k / 4][4 * n + k % 4]);
+      std::memcpy(&tc.data[m][4 * n], &value, 4);
+    }
+}
+
 }  // namespace amx_emulated
 }  // namespace tandem
 
@@ -59,3 +72,4 @@ static void dot(int c, int a, int b) {
 #define _tile_stored(t, p, s) tandem::amx_emulated::store(t, p, s)
 #define _tile_zero(t) tandem::amx_emulated::zero(t)
 #define _tile_dpbf16ps(c, a, b) tandem::amx_emulated::dot(c, a, b)
+#define _tile_dpbsud(c, a, b) tandem::amx_emulated::dot_bytes(c, a, b)

@@ -71,7 +71,7 @@ void sample_on_thread(void* p, int thread) {
 
 using namespace tandem;
 
-TANDEM_API int32_t tandem_abi() { return 2; }
+TANDEM_API int32_t tandem_abi() { return 3; }
 TANDEM_API const char* tandem_variant_name(int32_t i) {
   const Variant* v = variant_at(i);
   return v ? v->name : nullptr;
@@ -94,6 +94,13 @@ TANDEM_API void tandem_decoder_sizes(const Decoder* d, int64_t* sizes) {
   sizes[1] = d->pool.size;
   sizes[2] = d->scratch.size;
   sizes[3] = d->kv.block_bytes;
+}
+// A matrix or a vector as `tandem_pack` and the image lay it out. Not copied: it must outlive the decoder.
+TANDEM_API void tandem_decoder_place_matrix(Decoder* d, int32_t role, int32_t layer, const Form* form, const void* data) {
+  place_matrix(*d, role, layer, *form, static_cast<const char*>(data));
+}
+TANDEM_API void tandem_decoder_place_vector(Decoder* d, int32_t role, int32_t layer, const float* data) {
+  place_vector(*d, role, layer, data);
 }
 TANDEM_API void tandem_decoder_load_matrix(Decoder* d, int32_t role, int32_t layer, const void* const* sources, int32_t dtype) {
   load_matrix(*d, role, layer, sources, static_cast<DType>(dtype));
@@ -132,7 +139,7 @@ TANDEM_API int32_t tandem_sample(Decoder* d, int32_t variant, const SampleArgs* 
     SampleJob job{v, args, d->team};
     d->team->run(sample_on_thread, &job);
   } else {
-    Team alone(1, 0);
+    Team alone(1, 0, 0);
     SampleJob job{v, args, &alone};
     sample_on_thread(&job, 0);
   }
@@ -145,47 +152,67 @@ TANDEM_API void tandem_decoder_strides(const Decoder* d, int32_t* strides) {
   strides[2] = d->kv.padded_dim;
 }
 
-// For tests and the probe: c [m][n] = a [m][k] w [n][k]^T with w packed as `dtype`.
-TANDEM_API int32_t tandem_gemm(int32_t variant, int32_t dtype, int32_t m, int32_t n, int32_t k, const float* a, const float* w, float* c) {
+TANDEM_API int64_t tandem_panel_bytes(const Form* form, int32_t k) { return packed_panel_bytes(*form, k); }
+
+// Packs n rows (a multiple of 32) of k values. `map`: which row of the source each is; -1: zeros.
+TANDEM_API void tandem_pack(const Form* form, int32_t n, int32_t k, const int32_t* map, const void* rows, int32_t from, const float* scale,
+                            const float* offset, char* out) {
+  const DType type = static_cast<DType>(from);
+  const int64_t row_bytes = static_cast<int64_t>(k) * (type == DType::f32 ? 4 : type == DType::u8 ? 1 : 2);
+  const int64_t groups = form->group ? k / form->group : 1, panel_bytes = packed_panel_bytes(*form, k);
+  for (int p = 0; p < n / kPanel; ++p) {
+    PackJob job{{}, {}, {}, k, type};
+    for (int j = 0; j < kPanel; ++j) {
+      const int64_t row = map[p * kPanel + j];
+      if (row < 0) continue;
+      job.rows[j] = static_cast<const char*>(rows) + row * row_bytes;
+      job.scale[j] = scale ? scale + row * groups : nullptr;
+      job.offset[j] = offset ? offset + row * groups : nullptr;
+    }
+    pack_panel(job, *form, out + p * panel_bytes);
+  }
+}
+
+// For tests and the probe: c [m][n] = a [m][k] times a packed matrix; n is a multiple of 32.
+TANDEM_API int32_t tandem_gemm(int32_t variant, const Form* form, int32_t m, int32_t n, int32_t k, const float* a, const void* packed, float* c) {
   const Variant* v = variant_at(variant);
   if (!v) return 1;
-  const DType to = static_cast<DType>(dtype);
   Matrix matrix;
-  matrix.n = static_cast<int>(round_up(n, kPanel));
-  matrix.k = static_cast<int>(round_up(k, kPanel));
-  matrix.panel_bytes = packed_panel_bytes(to, matrix.k);
-  const int64_t rows = m + 32;
+  shape_matrix(matrix, *form, n, k);
+  matrix.data = static_cast<const char*>(packed);
+  const int64_t rows = m + 32, inputs = round_up(rows * matrix.k * 4, 64);
   Mapping memory;
-  const int64_t weights = round_up(matrix.panels() * matrix.panel_bytes, 64), inputs = rows * matrix.k * 4, outputs = rows * matrix.n * 4;
-  if (!map_memory(weights + 2 * inputs + outputs, false, &memory)) return 1;
-  matrix.data = memory.data;
-  float* padded = reinterpret_cast<float*>(memory.data + weights);
-  char* scratch = memory.data + weights + inputs;
-  float* out = reinterpret_cast<float*>(scratch + inputs);
-  for (int p = 0; p < matrix.panels(); ++p) {
-    PackJob job{{}, k, matrix.k, DType::f32, to};
-    for (int j = 0; j < kPanel; ++j) job.rows[j] = p * kPanel + j < n ? w + static_cast<int64_t>(p * kPanel + j) * k : nullptr;
-    pack_panel(job, matrix.data + p * matrix.panel_bytes);
-  }
+  if (!map_memory(inputs + rows * matrix.k * 9 + 256, false, &memory)) return 1;
+  float* padded = reinterpret_cast<float*>(memory.data);
   for (int r = 0; r < m; ++r) std::memcpy(padded + static_cast<int64_t>(r) * matrix.k, a + static_cast<int64_t>(r) * k, sizeof(float) * k);
   {
     Entered entered(*v);
-    v->gemm(padded, matrix, to, m, out, scratch);
+    v->gemm(padded, matrix, m, c, memory.data + inputs);
   }
-  for (int r = 0; r < m; ++r) std::memcpy(c + static_cast<int64_t>(r) * n, out + static_cast<int64_t>(r) * matrix.n, sizeof(float) * n);
   unmap_memory(&memory);
   return 0;
 }
 
-// Runs a variant's instructions, whatever the processor claims, on a small product and compares. Ends in SIGILL where they aren't
+// Runs a variant's instructions, whatever the processor claims, on small products and compares. Ends in SIGILL where they aren't
 // there: for a process of its own.
 TANDEM_API int32_t tandem_probe(int32_t variant) {
-  constexpr int m = 5, n = 40, k = 48;
-  static float a[m * k], w[n * k], c[m * n];
-  for (int i = 0; i < m * k; ++i) a[i] = static_cast<float>(i % 7 - 3);
+  constexpr int m = 5, n = 64, k = 48;
+  static float a[m * k], w[n * k], c[m * n], scale[n];
+  static uint8_t codes[n * k];
+  static int32_t map[n];
+  alignas(64) static char packed[4 * n * 64 + 1024];
+  for (int i = 0; i < m * k; ++i) a[i] = i % k ? static_cast<float>(i % 7 - 3) : 127;   // rounds to itself
   for (int i = 0; i < n * k; ++i) w[i] = static_cast<float>(i % 5 - 2);
-  for (DType dtype : {DType::f32, DType::bf16}) {
-    if (tandem_gemm(variant, static_cast<int32_t>(dtype), m, n, k, a, w, c)) return 2;
+  for (int i = 0; i < n * k; ++i) codes[i] = static_cast<uint8_t>(w[i] + 128);
+  for (int i = 0; i < n; ++i) {
+    map[i] = i;
+    scale[i] = 1;
+  }
+  const Form forms[] = {{Kind::f32, Activations::floats, 0, 0}, {Kind::bf16, Activations::floats, 0, 0}, {Kind::int8, Activations::int8_token, 0, 0}};
+  for (const Form& form : forms) {
+    const bool whole = is_integer(form);
+    tandem_pack(&form, n, k, map, whole ? static_cast<const void*>(codes) : w, static_cast<int32_t>(whole ? DType::u8 : DType::f32), scale, nullptr, packed);
+    if (tandem_gemm(variant, &form, m, n, k, a, packed, c)) return 2;
     for (int r = 0; r < m; ++r)
       for (int j = 0; j < n; ++j) {
         float want = 0;

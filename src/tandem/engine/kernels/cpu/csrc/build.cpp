@@ -27,16 +27,30 @@ class Arena {
 constexpr int kSpareRows = 32;      // that AMX tiles may read beyond the last
 constexpr int64_t kPage = 4096;
 
-void place(Arena& arena, Matrix& m, int n, int k, int n_multiple, DType dtype) {
-  m.n = static_cast<int>(round_up(n, n_multiple));
-  m.k = static_cast<int>(round_up(k, kPanel));
-  m.panel_bytes = packed_panel_bytes(dtype, m.k);
+// Outputs and inputs of a matrix by its role: 0 q, k, v · 1 output · 2 gate, up · 3 down · 4 LM head · 5 embedding.
+void sizes_of(const Decoder& d, int role, int* n, int* k) {
+  const Config& c = d.config;
+  *n = role == 0 ? d.qkv_stride : role == 2 ? 2 * static_cast<int>(round_up(c.intermediate, kHalf)) : role >= 4 ? c.vocab : c.hidden;
+  *k = role == 1 ? c.num_heads * c.head_dim : role == 3 ? c.intermediate : c.hidden;
+}
+constexpr int kHead = 4, kEmbedding = 5;
+
+Matrix& matrix_of(Decoder& d, int role, int layer) {
+  if (role >= kHead) return role == kHead ? d.head : d.embedding;
+  Layer& l = d.layers[layer];
+  return role == 0 ? l.qkv : role == 1 ? l.o : role == 2 ? l.gate_up : l.down;
+}
+
+void place(Decoder& d, Arena& arena, int role, int layer) {
+  int n, k;
+  sizes_of(d, role, &n, &k);
+  Matrix& m = matrix_of(d, role, layer);
+  shape_matrix(m, Form{static_cast<Kind>(d.config.weight_dtype), Activations::floats, 0, 0}, n, k);
   m.data = arena.take<char>(m.panels() * m.panel_bytes, kPage);
 }
 
-void place_weights(Decoder& d, Arena& arena) {
+void place_vectors(Decoder& d, Arena& arena) {
   const Config& c = d.config;
-  const DType dtype = static_cast<DType>(c.weight_dtype);
   auto vector = [&](int n) { return arena.take<float>(round_up(n, kPanel)); };
   for (int i = 0; i < c.num_layers; ++i) {
     Layer& l = d.layers[i];
@@ -49,21 +63,19 @@ void place_weights(Decoder& d, Arena& arena) {
     l.qkv_bias = c.qkv_bias ? vector(d.qkv_stride) : nullptr;
   }
   d.final_norm = vector(c.hidden);
+}
+
+void place_weights(Decoder& d, Arena& arena) {
+  const Config& c = d.config;
   float* rope[2];
   for (int i = 0; i < 2; ++i) rope[i] = c.rope[i] ? arena.take<float>(static_cast<int64_t>(c.max_context) * c.head_dim) : nullptr;
-  for (int i = 0; i < c.num_layers; ++i) {
-    Layer& l = d.layers[i];
-    l.rope = rope[c.rope_index[i]];
-    place(arena, l.qkv, d.qkv_stride, c.hidden, kPanel, dtype);
-    place(arena, l.o, c.hidden, c.num_heads * c.head_dim, kPanel, dtype);
-    place(arena, l.gate_up, 2 * static_cast<int>(round_up(c.intermediate, kHalf)), c.hidden, kPanel, dtype);
-    place(arena, l.down, c.hidden, c.intermediate, kPanel, dtype);
-  }
-  place(arena, d.head, c.vocab, c.hidden, kPanel, dtype);
-  const int64_t bytes = dtype == DType::f32 ? 4 : 2;
-  if (!c.tied) d.embedding.data = arena.take<char>(static_cast<int64_t>(c.vocab) * c.hidden * bytes, kPage);
-  d.embedding.n = c.vocab;
-  d.embedding.k = c.hidden;
+  for (int i = 0; i < c.num_layers; ++i) d.layers[i].rope = rope[c.rope_index[i]];
+  if (c.weight_dtype < 0) return;
+  place_vectors(d, arena);
+  for (int i = 0; i < c.num_layers; ++i)
+    for (int role = 0; role < kHead; ++role) place(d, arena, role, i);
+  place(d, arena, kHead, 0);
+  if (!c.tied) place(d, arena, kEmbedding, 0);
 }
 
 void place_kv(Decoder& d) {
@@ -98,9 +110,14 @@ void place_scratch(Decoder& d, Arena& arena) {
   d.y = arena.take<float>(tokens * d.hidden_stride);
   d.qkv = arena.take<float>(tokens * d.qkv_stride);
   d.normed = arena.take<float>(rows * d.act_stride);
+  d.codes = arena.take<int8_t>(rows * d.code_stride);
+  d.code_scales = arena.take<float>(rows * d.max_round_groups);
+  d.code_starts = arena.take<Start>(rows * d.max_round_groups);
   d.query = arena.take<float>(static_cast<int64_t>(c.num_kv_heads) * rows * d.group_size() * d.kv.padded_dim);
   d.attended = arena.take<float>(rows * d.attention_stride);
   d.activated = arena.take<float>(rows * d.mlp_stride);
+  d.attended_bf16 = arena.take<bf16>(rows * d.attention_stride);
+  d.activated_bf16 = arena.take<bf16>(rows * d.mlp_stride);
   d.best_value = arena.take<float>(c.threads * tokens);
   d.best_index = arena.take<int32_t>(c.threads * tokens);
   d.items = arena.take<AttentionItem>(2 * d.max_items);   // the second half is room to sort in
@@ -108,7 +125,8 @@ void place_scratch(Decoder& d, Arena& arena) {
   d.partials = arena.take<float>(d.max_partials * d.group_size() * (d.kv.padded_dim + 2));
   d.zeros = arena.take<char>(static_cast<int64_t>(kHalf) * d.kv.padded_dim * 4);
   const int64_t attention = attention_scratch_bytes(d.group_size(), d.kv.padded_dim);
-  const int64_t normed = (kRedundantRows + kSpareRows) * static_cast<int64_t>(d.act_stride) * 4;
+  const int64_t own = kRedundantRows + kSpareRows;   // as step.h carves it
+  const int64_t normed = own * (static_cast<int64_t>(d.act_stride) * 4 + d.code_stride + 8 * d.max_round_groups) + 4 * d.act_stride + 4 * 64;
   d.thread_scratch_bytes = round_up(most(attention, normed), kPage) + kPage;
   d.thread_scratch = arena.take<char>(c.threads * d.thread_scratch_bytes, kPage);
 }
@@ -140,7 +158,7 @@ const char* source_row(const Decoder& d, int role, int column, const char* const
       const int row = column / kPanel * kHalf + column % kHalf, s = column % kPanel / kHalf;
       return row < c.intermediate ? sources[s] + row * row_bytes : nullptr;
     }
-    case 4: return column < c.vocab ? sources[0] + column * row_bytes : nullptr;
+    case kHead: case kEmbedding: return column < c.vocab ? sources[0] + column * row_bytes : nullptr;
     default: return column < c.hidden ? sources[0] + column * row_bytes : nullptr;
   }
 }
@@ -159,6 +177,9 @@ Decoder* build_decoder(const Config& config, const char** error) {
   d->act_stride = odd_lines(c.hidden);
   d->attention_stride = odd_lines(static_cast<int64_t>(c.num_heads) * c.head_dim);
   d->mlp_stride = odd_lines(c.intermediate);
+  const int widest = most(c.hidden, most(c.intermediate, c.num_heads * c.head_dim));
+  d->code_stride = static_cast<int>((round_up(widest, kDeep) / kDeep | 1) * kDeep);
+  d->max_round_groups = d->code_stride / kRoundGroup;
   for (int i = 0; i < c.num_layers; ++i) {
     d->layers[i].window = c.windows[i];
     d->layers[i].group = c.groups[i];
@@ -179,7 +200,7 @@ Decoder* build_decoder(const Config& config, const char** error) {
   for (int i = 0; i < c.num_layers; ++i)
     if (d->layers[i].rope)
       std::memcpy(const_cast<float*>(d->layers[i].rope), c.rope[c.rope_index[i]], sizeof(float) * c.max_context * c.head_dim);
-  d->team = new Team(c.threads, c.spin_us);
+  d->team = new Team(c.threads, c.spin_us, c.rest_us);
   return d;
 }
 
@@ -192,30 +213,34 @@ void free_decoder(Decoder* d) {
   delete d;
 }
 
-// Roles: 0 q, k, v · 1 output · 2 gate, up · 3 down · 4 LM head · 5 embedding.
 void load_matrix(Decoder& d, int role, int layer, const void* const* sources, DType from) {
   const Config& c = d.config;
-  Layer& l = d.layers[layer];
-  const DType to = static_cast<DType>(c.weight_dtype);
   const int64_t from_bytes = from == DType::f32 ? 4 : 2;
-  if (role == 5) {
-    const int64_t to_row = c.hidden * (to == DType::f32 ? 4 : 2), from_row = c.hidden * from_bytes;
-    on_team(d, [&](int thread) {
-      for (int64_t i = thread; i < c.vocab; i += c.threads)
-        convert(static_cast<const char*>(sources[0]) + i * from_row, from, c.hidden, d.embedding.data + i * to_row, to);
-    });
-    return;
-  }
-  Matrix& m = role == 0 ? l.qkv : role == 1 ? l.o : role == 2 ? l.gate_up : role == 3 ? l.down : d.head;
-  const int k = role == 1 ? c.num_heads * c.head_dim : role == 3 ? c.intermediate : c.hidden;
+  Matrix& m = matrix_of(d, role, layer);
+  int n, k;
+  sizes_of(d, role, &n, &k);
   on_team(d, [&](int thread) {
     for (int panel = thread; panel < m.panels(); panel += c.threads) {
-      PackJob job{{}, k, m.k, from, to};
+      PackJob job{{}, {}, {}, k, from};
       for (int j = 0; j < kPanel; ++j)
         job.rows[j] = source_row(d, role, panel * kPanel + j, reinterpret_cast<const char* const*>(sources), k * from_bytes);
-      pack_panel(job, m.data + panel * m.panel_bytes);
+      pack_panel(job, m.form, const_cast<char*>(m.data) + panel * m.panel_bytes);
     }
   });
+}
+
+void place_matrix(Decoder& d, int role, int layer, const Form& form, const char* data) {
+  Matrix& m = matrix_of(d, role, layer);
+  int n, k;
+  sizes_of(d, role, &n, &k);
+  shape_matrix(m, form, n, k);
+  m.data = data;
+}
+
+void place_vector(Decoder& d, int role, int layer, const float* data) {
+  Layer& l = d.layers[layer];
+  const float** places[8] = {&l.input_norm, &l.mlp_norm, &l.post_attention_norm, &l.post_mlp_norm, &l.q_norm, &l.k_norm, &l.qkv_bias, &d.final_norm};
+  *places[role] = data;
 }
 
 // Roles: 0 input norm · 1 norm before the MLP · 2 behind attention · 3 behind the MLP · 4 q norm · 5 k norm · 6 biases of q, k, v · 7 last norm.

@@ -14,7 +14,22 @@ namespace tandem {
 
 struct bf16 { uint16_t bits; };  // storage only; arithmetic is in float
 
-enum class DType : int32_t { f32 = 0, bf16 = 1, i8 = 2, f16 = 3 };
+struct fp8 { uint8_t bits; };    // e4m3
+
+enum class DType : int32_t { f32 = 0, bf16 = 1, i8 = 2, f16 = 3, u8 = 4 };
+
+// How a matrix lies in memory, and what its product rounds inputs to.
+enum class Kind : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, fp8 = 4 };
+enum class Activations : int32_t { floats = 0, int8_token = 1, int8_group = 2 };
+constexpr int32_t kOffset = 1, kWideScales = 2;   // flags: a group has an offset; scales and offsets are float, not half
+struct Form {                    // the C ABI's
+  Kind kind;
+  Activations activations;
+  int32_t group;                 // values of a row that share a scale; 0: all
+  int32_t flags;
+};
+TANDEM_INLINE bool is_integer(const Form& f) { return f.kind == Kind::int8 || f.kind == Kind::int4; }
+TANDEM_INLINE bool is_by_channel(const Form& f) { return f.kind == Kind::int8 && f.group == 0 && f.activations == Activations::int8_token; }
 
 constexpr int kPanel = 32;      // columns of a weight panel: two tiles of 16, for AMX and for two AVX-512 registers
 constexpr int kHalf = 16;       // half a panel; also the KV positions that lie together in the pool
@@ -22,6 +37,8 @@ constexpr int kKvTile = 64;     // KV positions between two rescalings of the on
 constexpr int kKvChunk = 256;   // KV positions whose partial softmax is merged as one; at fixed places, so that splitting changes nothing
 constexpr int kMaxTileRows = 96;      // rows (token x head of the group) of an attention tile
 constexpr int kMaxHeadDim = 256;
+constexpr int kRoundGroup = 32;       // inputs of a product that share a scale when rounded in groups
+constexpr int kDeep = 64;             // integer matrices are padded to so many inputs: what an AMX tile takes at once
 constexpr int kRedundantRows = 4;     // up to here each thread norms all rows itself: cheaper than a barrier
 
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -42,9 +59,32 @@ static inline bf16 to_bf16(float x) {  // to nearest, ties to even; a NaN stays 
   return bf16{static_cast<uint16_t>((v.u + 0x7fff + ((v.u >> 16) & 1)) >> 16)};
 }
 
+static inline float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 0x3ff;
+  union { uint32_t u; float f; } v;
+  if (exponent == 31) v.u = sign | 0x7f800000 | fraction << 13;
+  else if (exponent) v.u = sign | (exponent + 112) << 23 | fraction << 13;
+  else {  // subnormal: fraction * 2^-24
+    v.f = static_cast<float>(fraction) * 5.9604644775390625e-8f;
+    v.u |= sign;
+  }
+  return v.f;
+}
+static inline uint16_t float_to_half(float x) {  // of numbers that a half holds exactly
+  union { float f; uint32_t u; } v;
+  v.f = x;
+  const uint32_t sign = (v.u >> 16) & 0x8000, exponent = (v.u >> 23) & 255;
+  if (exponent < 113) {
+    v.u &= 0x7fffffff;
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(v.f * 16777216.0f));
+  }
+  return static_cast<uint16_t>(sign | (exponent - 112) << 10 | ((v.u >> 13) & 0x3ff));
+}
+
 // How many consecutive k values of one column lie together in a packed matrix: what one 32-bit lane of a dot instruction takes.
 template <class T> struct Packing;
 template <> struct Packing<float> { static constexpr int k = 1; };
 template <> struct Packing<bf16> { static constexpr int k = 2; };
+template <> struct Packing<fp8> { static constexpr int k = 1; };
 
 }  // namespace tandem

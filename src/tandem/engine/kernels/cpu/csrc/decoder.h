@@ -10,9 +10,9 @@ namespace tandem {
 // The C ABI's configuration; decoder.py has the same fields in the same order.
 struct Config {
   int32_t variant;
-  int32_t threads, spin_us;
+  int32_t threads, spin_us, rest_us;
   int32_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim, vocab;
-  int32_t weight_dtype, kv_dtype;     // DType
+  int32_t weight_dtype, kv_dtype;     // DType; weights of -1: given as packed matrices of a form each
   int32_t block_size, num_blocks, num_pools, num_groups, max_tokens, max_seqs, max_context;
   int32_t activation;                 // 0 SiLU, 1 GELU with tanh
   int32_t tied, qkv_bias, qk_norm, post_norms;
@@ -24,13 +24,35 @@ struct Config {
   const float* rope[2];               // [max_context][cos: head_dim/2, sin: head_dim/2]; copied
 };
 
-// A matrix of N outputs and K inputs, packed as [N/32][K/kk][32][kk] with kk = Packing<T>::k, zero-padded to K % 32 = 0.
-// A product walks a panel of 32 outputs front to back: one stream, each weight once a step.
+// A matrix of N outputs and K inputs as panels of 32 outputs, each of which a product walks front to back: one stream, each
+// weight once a step. Padded with zeros to whole panels and, in K, to 32 (by-channel integers: to 64).
+//   f32, bf16:  [K/kk][32][kk] with kk = Packing<T>::k
+//   fp8:        32 scales in float, then [K][32]
+//   int8, int4: by group, or once for all of K: 32 scales (half, or float), 32 offsets where there are any, then the codes:
+//               int8 [K/4][32][4]; int4 [K/8][32][4], of a byte the low four bits for value i, the high ones for value i + 4
 struct Matrix {
-  char* data = nullptr;
+  const char* data = nullptr;
   int n = 0, k = 0;         // padded
   int64_t panel_bytes = 0;
+  Form form = {};
   TANDEM_INLINE int panels() const { return n / kPanel; }
+};
+TANDEM_INLINE int64_t header_bytes(const Form& f) {
+  if (f.kind == Kind::f32 || f.kind == Kind::bf16) return 0;
+  return kPanel * (f.flags & kWideScales ? 4 : 2) * (f.flags & kOffset ? 2 : 1);
+}
+
+// Rows of inputs as a product takes them.
+union Start {               // of a row's, or a group's, integer sum:
+  int32_t whole;            // symmetric: where it starts
+  float sum;                // with offsets: what the offset is multiplied with
+};
+struct Inputs {
+  const void* rows = nullptr;         // float, bf16 or int8
+  int64_t stride = 0;                 // between rows, in elements
+  const float* scale = nullptr;       // int8 only: [row][groups]
+  const Start* start = nullptr;
+  int64_t groups = 0;
 };
 
 struct Layer {
@@ -105,22 +127,28 @@ struct Decoder {
   const struct Variant* variant = nullptr;
   Layer* layers = nullptr;
   Matrix head;
-  Matrix embedding;        // rows as given, not packed; data is null when tied
+  Matrix embedding;        // data is null when tied: the head's
   const float* final_norm = nullptr;
   KvLayout kv;
   Mapping weights, pool, scratch;
 
   // Sizes of rows, padded to whole panels. In elements.
   int hidden_stride, qkv_stride, attention_stride, mlp_stride, act_stride;
+  int code_stride, max_round_groups;   // of rounded inputs, for the widest product
 
   // Scratch of a step, shared by the threads.
   float* x;                // [max_tokens][hidden_stride] the residual stream
   float* y;                // [max_tokens][hidden_stride] outputs that a post norm waits for
   float* qkv;              // [max_tokens][qkv_stride]
   void* normed;            // [max_tokens][act_stride] inputs of the products: float, or bf16 where the products take that
+  int8_t* codes;           // [max_tokens][code_stride] inputs of integer products
+  float* code_scales;      // [max_tokens][max_round_groups]
+  Start* code_starts;
   void* query;             // [kv_heads][max_tokens * group][padded_dim]
-  void* attended;          // [max_tokens][attention_stride]
-  void* activated;         // [max_tokens][mlp_stride]
+  // Twice each, for a network may have products of both kinds: what is padding in one would be values of the other.
+  float* attended;         // [max_tokens][attention_stride]
+  float* activated;        // [max_tokens][mlp_stride]
+  bf16 *attended_bf16, *activated_bf16;
   float* best_value;       // [threads][max_tokens]
   int32_t* best_index;
   AttentionItem* items;
@@ -144,7 +172,7 @@ struct Variant {
   bool bf16_products;      // inputs of bf16 products are rounded to bf16; otherwise they stay float
   void (*step)(Decoder&, const StepArgs&, int thread);
   // For tests: C[m][n] = A[m][k] W^T with W packed; and one layer's attention on given projections.
-  void (*gemm)(const float* a, const Matrix& w, DType dtype, int m, float* c, void* scratch);
+  void (*gemm)(const float* a, const Matrix& w, int m, float* c, char* scratch);
   void (*attention)(Decoder&, const StepArgs&, int layer, float* out, int thread);
   void (*sample)(const SampleArgs&, Team*, int thread);
   void (*enter)();         // by each thread, around a step: tile configuration
@@ -159,12 +187,14 @@ bool cpu_supports(int index);               // features.cpp
 // pack.cpp
 struct PackJob {
   const void* rows[kPanel];  // by column of the panel; null: zeros
-  int k, k_padded;
-  DType from, to;
+  const float *scale[kPanel], *offset[kPanel];   // of integers and fp8: by group
+  int k;
+  DType from;                // of integers and fp8: u8, codes
 };
-void pack_panel(const PackJob& job, char* out);
-int64_t packed_panel_bytes(DType dtype, int k_padded);
-void convert(const void* from, DType from_type, int64_t n, void* to, DType to_type);
+void pack_panel(const PackJob& job, const Form& form, char* out);
+int padded_inputs(const Form& form, int k);
+int64_t packed_panel_bytes(const Form& form, int k);
+void shape_matrix(Matrix& m, const Form& form, int n, int k);   // all but the data
 
 // memory.cpp. False: the system hasn't that much.
 bool map_memory(int64_t size, bool huge_pages, Mapping* out);
@@ -175,6 +205,8 @@ Decoder* build_decoder(const Config& config, const char** error);
 void free_decoder(Decoder* d);
 void load_matrix(Decoder& d, int role, int layer, const void* const* sources, DType dtype);
 void load_vector(Decoder& d, int role, int layer, const float* const* sources);
+void place_matrix(Decoder& d, int role, int layer, const Form& form, const char* data);
+void place_vector(Decoder& d, int role, int layer, const float* data);
 
 // plan.cpp
 const char* check_step(const Decoder& d, const StepArgs& args);   // null, or what is wrong

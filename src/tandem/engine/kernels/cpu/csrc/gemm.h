@@ -2,8 +2,9 @@
 //
 // A finished tile is handed to an epilogue while it lies in the first-level cache: bias, residual, activation, argmax.
 #pragma once
-#include "rows.h"
+#include "quantize.h"
 #include "tile.h"
+#include "tile_int.h"
 #include "worker.h"
 
 namespace tandem {
@@ -27,30 +28,67 @@ static inline int tile_rows(int left, int at_most) {
   return (left + tiles - 1) / tiles;
 }
 
-// Rows that go through all panels before the next do: what keeps the inputs in half a second-level cache.
-template <class P> static inline int row_block(int k) {
-  constexpr int64_t kBytes = 384 * 1024;
-  const int rows = static_cast<int>(kBytes / (static_cast<int64_t>(k) * sizeof(typename P::A)));
-  return most(rows / P::kRows, 2) * P::kRows;
+// How matrices of a form are multiplied: what their inputs are, how many rows a tile has, and the tile.
+struct Product {
+  int max_rows, input_bytes;
+  void (*tile)(const Inputs& a, int row, int n, const Matrix& w, PanelWalk walk, float* c);
+};
+
+template <class B> static void dense(const Inputs& a, int row, int n, const Matrix& w, PanelWalk walk, float* c) {
+  using P = typename ProductOf<B>::type;
+  constexpr int bytes = sizeof(B) == 1 ? 1 : 4;
+  const char* data = walk.data + header_bytes(w.form);
+  const BTile b{&data, 1, w.k / Packing<B>::k, kPanel * bytes, kHalf * bytes, walk.ahead, walk.ahead_step * bytes / 4};
+  P::tile(n)(static_cast<const typename P::A*>(a.rows) + row * a.stride, a.stride, b, c, kPanel, false);
+  if constexpr (sizeof(B) == 1)
+    for (int r = 0; r < n; ++r)
+      for (int j = 0; j < kPanel; j += W) store(c + r * kPanel + j, load(c + r * kPanel + j) * load_scales(walk.data, true, j));
+}
+static void by_channel(const Inputs& a, int row, int n, const Matrix& w, PanelWalk walk, float* c) {
+  pick_channel<kChannelRows>(n)(a, row, w, walk, c);
+}
+static void grouped(const Inputs& a, int row, int n, const Matrix& w, PanelWalk walk, float* c) {
+  pick_grouped<kGroupedRows>(n, w.form)(a, row, w, walk, c);
 }
 
-template <class P, class B, class Epilogue>
-static void multiply(const Worker& worker, const Matrix& w, const typename P::A* a, int64_t lda, int rows, Epilogue&& finish) {
-  const int block = row_block<P>(w.k), panels = w.panels();
-  alignas(64) float c[P::kRows * kPanel];
+template <class B> static constexpr Product dense_product() {
+  using P = typename ProductOf<B>::type;
+  return {P::kRows, sizeof(typename P::A), dense<B>};
+}
+static inline Product product_of(const Form& f) {
+  if (f.kind == Kind::f32) return dense_product<float>();
+  if (f.kind == Kind::bf16) return dense_product<bf16>();
+  if (f.kind == Kind::fp8) return dense_product<fp8>();
+#ifdef TANDEM_TILE_AMX
+  if (is_by_channel(f)) return {32, 1, amx_by_channel};
+#endif
+  if (is_by_channel(f)) return {kChannelRows, 1, by_channel};
+  return {kGroupedRows, 1, grouped};
+}
+
+// Rows that go through all panels before the next do: what keeps the inputs in half a second-level cache.
+static inline int row_block(const Product& p, int k) {
+  constexpr int64_t kBytes = 384 * 1024;
+  const int rows = static_cast<int>(kBytes / (static_cast<int64_t>(k) * p.input_bytes));
+  return most(rows / p.max_rows, 2) * p.max_rows;
+}
+
+template <class Epilogue> static void multiply(const Worker& worker, const Matrix& w, const Inputs& a, int rows, Epilogue&& finish) {
+  const Product product = product_of(w.form);
+  const int block = row_block(product, w.k), panels = w.panels();
+  alignas(64) float c[32 * kPanel];
   auto items = worker.items((rows + block - 1) / block * panels);
   for (int i; (i = items.next()) >= 0;) {
     const int panel = i % panels, end = least(rows, (i / panels + 1) * block);
-    const char* data = w.data + panel * w.panel_bytes;
-    const int first = i / panels * block, tiles = (end - first + P::kRows - 1) / P::kRows;
+    const int first = i / panels * block, tiles = (end - first + product.max_rows - 1) / product.max_rows;
     // While the tiles compute on this panel they ask for the next: of a panel that they don't wait for, memory is idle else.
-    BTile b{&data, 1, w.k / Packing<B>::k, kPanel * 4, kHalf * 4, data + w.panel_bytes, kPanel * 4 / tiles};
+    PanelWalk walk{w.data + panel * w.panel_bytes, w.data + (panel + 1) * w.panel_bytes, kPanel * 4 / tiles};
     for (int row = first, n; row < end; row += n) {
-      n = tile_rows(end - row, P::kRows);
+      n = tile_rows(end - row, product.max_rows);
       finish.expect(row, n, panel);
-      P::tile(n)(a + row * lda, lda, b, c, kPanel, false);
+      product.tile(a, row, n, w, walk, c);
       finish(c, row, n, panel);
-      b.ahead += b.steps * b.ahead_step;
+      walk.ahead += w.panel_bytes / tiles;
     }
   }
 }

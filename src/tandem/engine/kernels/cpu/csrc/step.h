@@ -9,14 +9,19 @@
 namespace tandem {
 namespace TANDEM_VARIANT {
 
-template <class B> class StepOf {  // B: type of the weights
+class Step {
  public:
-  using P = typename ProductOf<B>::type;
-  using Act = typename P::A;
-
-  StepOf(Decoder& d, const StepArgs& step, int thread)
+  Step(Decoder& d, const StepArgs& step, int thread)
       : d_(d), c_(d.config), step_(step), worker_(d.team, thread), rows_(step.num_tokens) {
-    own_ = reinterpret_cast<Act*>(d.thread_scratch + thread * d.thread_scratch_bytes);
+    constexpr int64_t rows = kRedundantRows + 32;
+    char* p = d.thread_scratch + thread * d.thread_scratch_bytes;
+    own_ = {p, nullptr, nullptr, nullptr, nullptr};
+    own_.codes = reinterpret_cast<int8_t*>(p += round_up(rows * d.act_stride * 4, 64));
+    own_.scales = reinterpret_cast<float*>(p += round_up(rows * d.code_stride, 64));
+    own_.starts = reinterpret_cast<Start*>(p += round_up(rows * d.max_round_groups * 4, 64));
+    row_ = reinterpret_cast<float*>(p += round_up(rows * d.max_round_groups * 4, 64));
+    own_.row = row_;
+    shared_ = {d.normed, d.codes, d.code_scales, d.code_starts, row_};
   }
 
   void run() {
@@ -24,11 +29,11 @@ template <class B> class StepOf {  // B: type of the weights
     const float* pending = nullptr;  // weight of the post norm that y is waiting for
     for (int i = 0; i < c_.num_layers; ++i) {
       const Layer& l = d_.layers[i];
-      project(l.qkv, normed(l.input_norm, pending), d_.act_stride, StoreRows{d_.qkv, d_.qkv_stride, l.qkv_bias});
+      project(l.qkv, normed(l.qkv, l.input_norm, pending), StoreRows{d_.qkv, d_.qkv_stride, l.qkv_bias});
       attend(i);
-      project_residual(l.o, static_cast<const Act*>(d_.attended), d_.attention_stride);
-      mlp(l, normed(l.mlp_norm, l.post_attention_norm));
-      project_residual(l.down, static_cast<const Act*>(d_.activated), d_.mlp_stride);
+      project_residual(l.o, finished(l.o, d_.attended, d_.attended_bf16, d_.attention_stride, c_.num_heads * c_.head_dim));
+      mlp(l, normed(l.gate_up, l.mlp_norm, l.post_attention_norm));
+      project_residual(l.down, finished(l.down, d_.activated, d_.activated_bf16, d_.mlp_stride, c_.intermediate));
       pending = l.post_mlp_norm;
     }
     if (step_.num_samples) head(pending);
@@ -43,55 +48,93 @@ template <class B> class StepOf {  // B: type of the weights
   }
 
  private:
+  struct Room {  // where inputs of a product are put
+    void* rows;
+    int8_t* codes;
+    float* scales;
+    Start* starts;
+    float* row;  // of one row in floats, on its way to int8
+  };
+
   void embed() {
+    const Matrix& w = d_.embedding.data ? d_.embedding : d_.head;
     auto items = worker_.items(rows_);
-    for (int t; (t = items.next()) >= 0;) {
-      const int64_t id = step_.token_ids[t];
-      float* x = d_.x + static_cast<int64_t>(t) * d_.hidden_stride;
-      constexpr int pack = Packing<B>::k;
-      // Tied: the head's panels hold the same numbers, 4 bytes of a token in every 128.
-      const bool tied = d_.embedding.data == nullptr;
-      const B* from = tied ? reinterpret_cast<const B*>(d_.head.data + id / kPanel * d_.head.panel_bytes) + id % kPanel * pack
-                           : reinterpret_cast<const B*>(d_.embedding.data) + id * c_.hidden;
-      const int64_t step = tied ? kPanel * pack : pack;
-      for (int i = 0; i < c_.hidden; ++i) x[i] = to_float(from[i / pack * step + i % pack]) * c_.embedding_scale;
-    }
+    for (int t; (t = items.next()) >= 0;)
+      unpack_row(w, step_.token_ids[t], c_.hidden, c_.embedding_scale, d_.x + static_cast<int64_t>(t) * d_.hidden_stride);
     worker_.sync();
+  }
+
+  // Inputs of w's product that lie in `room`, of rows `stride` apart where they aren't rounded.
+  Inputs inputs_in(const Room& room, const Matrix& w, int64_t stride) const {
+    if (!is_integer(w.form)) return {room.rows, stride, nullptr, nullptr, 0};
+    return {room.codes, d_.code_stride, room.scales, room.starts, is_by_channel(w.form) ? 1 : w.k / kRoundGroup};
+  }
+
+  // Writes row r of w's inputs.
+  void put_normed(const Room& room, const Matrix& w, int64_t r, const float* x, const float* weight) {
+    if (is_integer(w.form)) {
+      norm_row(x, weight, d_.hidden_stride, c_.hidden, c_.norm_eps, room.row);
+      put_rounded(room, w, r, room.row, d_.hidden_stride);
+    } else if (takes_bf16(w)) {
+      norm_row(x, weight, d_.hidden_stride, c_.hidden, c_.norm_eps, static_cast<bf16*>(room.rows) + r * d_.act_stride);
+    } else {
+      norm_row(x, weight, d_.hidden_stride, c_.hidden, c_.norm_eps, static_cast<float*>(room.rows) + r * d_.act_stride);
+    }
+  }
+  void put_rounded(const Room& room, const Matrix& w, int64_t r, const float* x, int n) {
+    const int64_t groups = is_by_channel(w.form) ? 1 : w.k / kRoundGroup;
+    round_row(x, n, w, room.codes + r * d_.code_stride, room.scales + r * groups, room.starts + r * groups);
+  }
+  static bool takes_bf16(const Matrix& w) { return product_of(w.form).input_bytes == 2; }
+
+  // Does something for each row: each thread for all of them in a room of its own, or divided, with a barrier behind.
+  template <class Put> const Room& each_row(bool alone, int rows, Put put) {
+    if (alone) {
+      for (int r = 0; r < rows; ++r) put(own_, r);
+      return own_;
+    }
+    auto items = worker_.items(rows);
+    for (int r; (r = items.next()) >= 0;) put(shared_, r);
+    worker_.sync();
+    return shared_;
   }
 
   // Inputs of the next product: norm(x), where first x += post_norm(y) if one is pending.
-  const Act* normed(const float* weight, const float* pending) {
-    const bool alone = rows_ <= kRedundantRows && !pending;
-    Act* out = alone ? own_ : static_cast<Act*>(d_.normed);
-    auto norm = [&](int r) {
+  Inputs normed(const Matrix& w, const float* weight, const float* pending) {
+    const Room& room = each_row(rows_ <= kRedundantRows && !pending, rows_, [&](const Room& to, int r) {
       float* x = d_.x + static_cast<int64_t>(r) * d_.hidden_stride;
       if (pending) add_normed_row(x, d_.y + static_cast<int64_t>(r) * d_.hidden_stride, pending, d_.hidden_stride, c_.hidden, c_.norm_eps);
-      norm_row(x, weight, d_.hidden_stride, c_.hidden, c_.norm_eps, out + static_cast<int64_t>(r) * d_.act_stride);
-    };
-    if (alone) {
-      for (int r = 0; r < rows_; ++r) norm(r);
-    } else {
-      auto items = worker_.items(rows_);
-      for (int r; (r = items.next()) >= 0;) norm(r);
-      worker_.sync();
-    }
-    return out;
+      put_normed(to, w, r, x, weight);
+    });
+    return inputs_in(room, w, d_.act_stride);
   }
 
-  template <class Epilogue> void project(const Matrix& w, const Act* a, int64_t stride, Epilogue finish) {
-    multiply<P, B>(worker_, w, a, stride, rows_, finish);
+  // Inputs of a product that lie there as floats, and may have to be rounded. Their scale needs the whole row.
+  Inputs finished(const Matrix& w, const float* rows, const bf16* narrow, int64_t stride, int n) {
+    if (!is_integer(w.form)) return {takes_bf16(w) ? static_cast<const void*>(narrow) : rows, stride, nullptr, nullptr, 0};
+    const Room& room = each_row(rows_ <= kRedundantRows, rows_, [&](const Room& to, int r) {
+      put_rounded(to, w, r, rows + r * stride, static_cast<int>(round_up(n, kPanel)));
+    });
+    return inputs_in(room, w, stride);
+  }
+
+  template <class Epilogue> void project(const Matrix& w, const Inputs& a, Epilogue finish) {
+    multiply(worker_, w, a, rows_, finish);
     worker_.sync();
   }
 
-  void project_residual(const Matrix& w, const Act* a, int64_t stride) {
-    if (c_.post_norms) project(w, a, stride, StoreRows{d_.y, d_.hidden_stride, nullptr});
-    else project(w, a, stride, AddRows{d_.x, d_.hidden_stride});
+  void project_residual(const Matrix& w, const Inputs& a) {
+    if (c_.post_norms) project(w, a, StoreRows{d_.y, d_.hidden_stride, nullptr});
+    else project(w, a, AddRows{d_.x, d_.hidden_stride});
   }
 
-  void mlp(const Layer& l, const Act* a) {
-    Act* out = static_cast<Act*>(d_.activated);
-    if (c_.activation == 0) project(l.gate_up, a, d_.act_stride, Gate<Act, 0>{out, d_.mlp_stride});
-    else project(l.gate_up, a, d_.act_stride, Gate<Act, 1>{out, d_.mlp_stride});
+  void mlp(const Layer& l, const Inputs& a) {
+    if (takes_bf16(l.down)) gate(l, a, d_.activated_bf16);
+    else gate(l, a, d_.activated);
+  }
+  template <class Out> void gate(const Layer& l, const Inputs& a, Out* out) {
+    if (c_.activation == 0) project(l.gate_up, a, Gate<Out, 0>{out, d_.mlp_stride});
+    else project(l.gate_up, a, Gate<Out, 1>{out, d_.mlp_stride});
   }
 
   template <class Kv> void attend_with(int layer) {
@@ -106,7 +149,11 @@ template <class B> class StepOf {  // B: type of the weights
       worker_.sync();
     }
     auto items = worker_.items(d_.num_items);
-    for (int i; (i = items.next()) >= 0;) attention.attend(d_.items[i], static_cast<Act*>(d_.attended), d_.attention_stride);
+    const bool narrow = takes_bf16(d_.layers[layer].o);
+    for (int i; (i = items.next()) >= 0;) {
+      if (narrow) attention.attend(d_.items[i], d_.attended_bf16, d_.attention_stride);
+      else attention.attend(d_.items[i], d_.attended, d_.attention_stride);
+    }
     worker_.sync();
   }
 
@@ -115,20 +162,19 @@ template <class B> class StepOf {  // B: type of the weights
     const int n = step_.num_samples;
     float* best_value = d_.best_value + static_cast<int64_t>(worker_.thread) * c_.max_tokens;
     int32_t* best_index = d_.best_index + static_cast<int64_t>(worker_.thread) * c_.max_tokens;
-    Act* a = static_cast<Act*>(d_.normed);
-    auto items = worker_.items(n);
-    for (int i; (i = items.next()) >= 0;) {
+    const Room& room = each_row(n <= kRedundantRows && !pending, n, [&](const Room& to, int i) {
       const int64_t row = static_cast<int64_t>(step_.sample_rows[i]) * d_.hidden_stride;
       if (pending) add_normed_row(d_.x + row, d_.y + row, pending, d_.hidden_stride, c_.hidden, c_.norm_eps);
-      norm_row(d_.x + row, d_.final_norm, d_.hidden_stride, c_.hidden, c_.norm_eps, a + static_cast<int64_t>(i) * d_.act_stride);
-      if (step_.hidden_out) copy_hidden(d_.x + row, step_.hidden_out + static_cast<int64_t>(i) * c_.hidden);
-    }
+      put_normed(to, d_.head, i, d_.x + row, d_.final_norm);
+      const bool mine = &to == &shared_ || worker_.thread == 0;
+      if (step_.hidden_out && mine) copy_hidden(d_.x + row, step_.hidden_out + static_cast<int64_t>(i) * c_.hidden);
+    });
     for (int i = 0; i < n; ++i) {
       best_value[i] = -__builtin_inff();
       best_index[i] = 0;
     }
-    worker_.sync();
-    multiply<P, B>(worker_, d_.head, a, d_.act_stride, n, Logits{step_.logits, c_.vocab, c_.logit_soft_cap, best_value, best_index});
+    const Inputs a = inputs_in(room, d_.head, d_.act_stride);
+    multiply(worker_, d_.head, a, n, Logits{step_.logits, c_.vocab, c_.logit_soft_cap, best_value, best_index});
     worker_.sync();
     if (worker_.thread == 0) choose(n);
   }
@@ -159,7 +205,8 @@ template <class B> class StepOf {  // B: type of the weights
   const StepArgs& step_;
   Worker worker_;
   const int rows_;
-  Act* own_;  // a few normed rows of this thread; attention uses the same memory, at other times
+  Room own_, shared_;  // this thread's, for a few rows (attention uses the same memory, at other times), and that of all
+  float* row_;
 };
 
 }  // namespace TANDEM_VARIANT

@@ -49,8 +49,8 @@ int64_t now_ns() {
 
 struct Team::Threads { std::vector<std::thread> list; };
 
-Team::Team(int size, int spin_us)
-    : size_(size), spin_ns_(spin_us * INT64_C(1000)), claims_(new Claim[3 * size]()), threads_(new Threads) {
+Team::Team(int size, int spin_us, int rest_us)
+    : size_(size), spin_ns_(spin_us * INT64_C(1000)), rest_ns_(rest_us * INT64_C(1000)), claims_(new Claim[3 * size]()), threads_(new Threads) {
   for (int i = 1; i < size; ++i) threads_->list.emplace_back([this, i] { serve(i); });
 }
 
@@ -73,7 +73,7 @@ void Team::run(void (*work)(void*, int), void* context) {
 
 void Team::serve(int thread) {
   for (uint32_t seen = 0;;) {
-    wait_while(&generation_, seen, &generation_sleepers_);
+    wait_while(&generation_, seen, &generation_sleepers_, rest_ns_);
     if (__atomic_load_n(&stop_, __ATOMIC_ACQUIRE)) return;
     ++seen;
     work_(context_, thread);
@@ -88,12 +88,12 @@ void Team::barrier() {
     __atomic_store_n(&arrived_, 0u, __ATOMIC_RELAXED);
     release(&epoch_, &epoch_sleepers_);
   } else {
-    wait_while(&epoch_, epoch, &epoch_sleepers_);
+    wait_while(&epoch_, epoch, &epoch_sleepers_, spin_ns_);
   }
 }
 
-void Team::wait_while(uint32_t* word, uint32_t value, uint32_t* sleepers) {
-  const int64_t until = now_ns() + spin_ns_;
+void Team::wait_while(uint32_t* word, uint32_t value, uint32_t* sleepers, int64_t spin_ns) {
+  const int64_t until = now_ns() + spin_ns;
   do {
     for (int i = 0; i < 32; ++i) {
       if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) return;

@@ -11,7 +11,7 @@ struct alignas(64) Claim { uint32_t next; };
 
 class Team {
  public:
-  Team(int size, int spin_us);
+  Team(int size, int spin_us, int rest_us);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -25,11 +25,11 @@ class Team {
  private:
   struct Threads;
   void serve(int thread);
-  void wait_while(uint32_t* word, uint32_t value, uint32_t* sleepers);
+  static void wait_while(uint32_t* word, uint32_t value, uint32_t* sleepers, int64_t spin_ns);
   static void release(uint32_t* word, uint32_t* sleepers);
 
   const int size_;
-  const int64_t spin_ns_;
+  const int64_t spin_ns_, rest_ns_;   // awake at a barrier, and between two runs
   Claim* claims_;
   Threads* threads_;
   void (*work_)(void*, int) = nullptr;

@@ -51,8 +51,10 @@ static void fma_tile(const float* a, int64_t lda, const BTile& b, float* c, int6
 #pragma GCC unroll 2
       for (int k = 0; k < Packing<B>::k; ++k) {
         auto column = [&](int j) __attribute__((always_inline)) {
-          const char* q = p + (j * W < kHalf ? j * W * 4 : b.second + (j * W - kHalf) * 4);
-          return Packing<B>::k == 1 ? load(reinterpret_cast<const float*>(q)) : k == 0 ? first_of_pairs(q) : second_of_pairs(q);
+          constexpr int bytes = sizeof(B) == 1 ? 1 : 4;  // of a column in a step
+          const char* q = p + (j * W < kHalf ? j * W * bytes : b.second + (j * W - kHalf) * bytes);
+          if constexpr (Packing<B>::k == 1) return load(reinterpret_cast<const B*>(q));
+          else return k == 0 ? first_of_pairs(q) : second_of_pairs(q);
         };
         auto row = [&](int r) __attribute__((always_inline)) { return splat(base[r / 4][k + (r % 4 == 3 ? lda3 : (r % 4) * lda)]); };
         // The fewer of the two stay in registers: with sixteen of them, all columns beside twelve sums would not fit.

@@ -9,7 +9,9 @@
 #include <immintrin.h>
 #endif
 
+#include "decoder.h"
 #include "tile.h"
+#include "tile_int.h"
 
 namespace tandem {
 namespace TANDEM_VARIANT {
@@ -78,6 +80,51 @@ static void amx_tile(const bf16* a, int64_t lda, const BTile& b, float* c, int64
     _tile_stored(3, c + 16 * ldc + kHalf, c_bytes);
   }
   asm volatile("" ::: "memory");  // the stores above are memory that the compiler believes unwritten
+}
+
+// Integers: inputs signed, weights unsigned, sums exact; 64 values of k an instruction.
+template <bool Two> static void amx_int_tile(const int8_t* a, int64_t lda, int k, const char* p, PanelWalk walk, int32_t* c) {
+  _tile_zero(0);
+  _tile_zero(1);
+  if (Two) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int i = 0; i < k; i += 64, p += 64 * kPanel, a += 64) {
+    for (int j = 0; j < 16; ++j, walk.ahead += walk.ahead_step) prefetch_l2(walk.ahead);
+    _tile_loadd(6, p, kPanel * 4);
+    _tile_loadd(4, a, lda);
+    _tile_loadd(7, p + kHalf * 4, kPanel * 4);
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+    if (Two) {
+      _tile_loadd(5, a + 16 * lda, lda);
+      _tile_dpbsud(2, 5, 6);
+      _tile_dpbsud(3, 5, 7);
+    }
+  }
+  _tile_stored(0, c, kPanel * 4);
+  _tile_stored(1, c + kHalf, kPanel * 4);
+  if (Two) {
+    _tile_stored(2, c + 16 * kPanel, kPanel * 4);
+    _tile_stored(3, c + 16 * kPanel + kHalf, kPanel * 4);
+  }
+  asm volatile("" ::: "memory");
+}
+
+static void amx_by_channel(const Inputs& in, int row, int n, const Matrix& w, PanelWalk walk, float* c) {
+  alignas(64) int32_t sums[32 * kPanel];
+  const bool offset = w.form.flags & kOffset, wide = w.form.flags & kWideScales;
+  const auto* a = static_cast<const int8_t*>(in.rows) + row * in.stride;
+  (n > 16 ? amx_int_tile<true> : amx_int_tile<false>)(a, in.stride, w.k, walk.data + header_bytes(w.form), walk, sums);
+  for (int j = 0; j < kPanel; j += W) {
+    const V scale = load_scales(walk.data, wide, j), zero_of = offset ? load_scales(walk.data, wide, kPanel + j) : scale;
+    for (int r = 0; r < n; ++r) {
+      const Start start = in.start[row + r];
+      const V y = to_floats(add(load_ints(sums + r * kPanel + j), splat_int(offset ? 0 : start.whole))) * (scale * splat(in.scale[row + r]));
+      store(c + r * kPanel + j, offset ? fma(zero_of, splat(start.sum), y) : y);
+    }
+  }
 }
 
 struct AmxProduct {

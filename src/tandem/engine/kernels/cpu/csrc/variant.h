@@ -8,34 +8,37 @@
 namespace tandem {
 namespace TANDEM_VARIANT {
 
-static void step(Decoder& d, const StepArgs& args, int thread) {
-  if (static_cast<DType>(d.config.weight_dtype) == DType::f32) StepOf<float>(d, args, thread).run();
-  else StepOf<bf16>(d, args, thread).run();
+static void step(Decoder& d, const StepArgs& args, int thread) { Step(d, args, thread).run(); }
+
+// scratch: for each row w.k * 9 bytes.
+static void gemm(const float* a, const Matrix& w, int m, float* c, char* scratch) {
+  const int64_t rows = m + 32, groups = is_by_channel(w.form) ? 1 : w.k / kRoundGroup;
+  Inputs in{scratch, w.k, nullptr, nullptr, groups};
+  auto* scales = reinterpret_cast<float*>(scratch + round_up(rows * w.k, 64));
+  auto* starts = reinterpret_cast<Start*>(scales + rows * groups);
+  for (int64_t r = 0; r < m; ++r) {
+    const float* x = a + r * w.k;
+    if (is_integer(w.form)) round_row(x, w.k, w, reinterpret_cast<int8_t*>(scratch) + r * w.k, scales + r * groups, starts + r * groups);
+    else if (product_of(w.form).input_bytes == 2) convert_row(x, w.k, reinterpret_cast<bf16*>(scratch) + r * w.k);
+    else convert_row(x, w.k, reinterpret_cast<float*>(scratch) + r * w.k);
+  }
+  if (is_integer(w.form)) {
+    in.scale = scales;
+    in.start = starts;
+  }
+  Team team(1, 0, 0);
+  multiply(Worker(&team, 0), w, in, m, StoreRows{c, w.n, nullptr});
 }
 
-template <class B> static void gemm_of(const float* a, const Matrix& w, int m, float* c, void* scratch) {
-  using P = typename ProductOf<B>::type;
-  auto* inputs = static_cast<typename P::A*>(scratch);
-  for (int r = 0; r < m; ++r) convert_row(a + static_cast<int64_t>(r) * w.k, w.k, inputs + static_cast<int64_t>(r) * w.k);
-  Team team(1, 0);
-  multiply<P, B>(Worker(&team, 0), w, inputs, w.k, m, StoreRows{c, w.n, nullptr});
-}
-
-static void gemm(const float* a, const Matrix& w, DType dtype, int m, float* c, void* scratch) {
-  if (dtype == DType::f32) gemm_of<float>(a, w, m, c, scratch);
-  else gemm_of<bf16>(a, w, m, c, scratch);
-}
-
-template <class B> static void attention_of(Decoder& d, const StepArgs& args, int layer, float* out, int thread) {
-  StepOf<B>(d, args, thread).attend(layer);
-  const auto* attended = static_cast<const typename StepOf<B>::Act*>(d.attended);
+template <class T> static void attention_of(Decoder& d, const StepArgs& args, int layer, const T* attended, float* out, int thread) {
+  Step(d, args, thread).attend(layer);
   if (thread == 0)
     for (int64_t i = 0; i < static_cast<int64_t>(args.num_tokens) * d.attention_stride; ++i) out[i] = to_float(attended[i]);
 }
 
 static void attention(Decoder& d, const StepArgs& args, int layer, float* out, int thread) {
-  if (static_cast<DType>(d.config.weight_dtype) == DType::f32) attention_of<float>(d, args, layer, out, thread);
-  else attention_of<bf16>(d, args, layer, out, thread);
+  if (product_of(d.layers[layer].o.form).input_bytes == 2) attention_of(d, args, layer, d.attended_bf16, out, thread);
+  else attention_of(d, args, layer, d.attended, out, thread);
 }
 
 #ifdef TANDEM_TILE_AMX

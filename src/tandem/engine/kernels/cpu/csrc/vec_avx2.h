@@ -73,6 +73,36 @@ static inline V second_of_pairs(const void* p) {  // by shifts: a mask would tak
 static inline V load(const int8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
 }
+static inline void store(int8_t* p, V x) {  // whole numbers from -128 to 127
+  const __m256i whole = _mm256_cvtps_epi32(x.v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+}
+static inline V load_half(const uint16_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
+static inline V load(const fp8* p) {  // by its bits: below the smallest exponent the step is fixed
+  const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  const __m256i size = _mm256_and_si256(x, _mm256_set1_epi32(127)), sign = _mm256_slli_epi32(_mm256_srli_epi32(x, 7), 31);
+  const __m256 small = _mm256_mul_ps(_mm256_cvtepi32_ps(size), _mm256_set1_ps(0x1p-9f));
+  const __m256 large = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(size, 20), _mm256_set1_epi32(120 << 23)));
+  const __m256 value = _mm256_blendv_ps(large, small, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), size)));
+  return {_mm256_or_ps(value, _mm256_castsi256_ps(sign))};
+}
+static inline V abs(V a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+
+// Eight lanes of 32 bits, for sums of products of bytes.
+struct I { __m256i v; };
+static inline I splat_int(int32_t x) { return {_mm256_set1_epi32(x)}; }
+static inline I load_ints(const void* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+static inline I add(I a, I b) { return {_mm256_add_epi32(a.v, b.v)}; }
+static inline V to_floats(I x) { return {_mm256_cvtepi32_ps(x.v)}; }
+static inline I low_nibbles(I x) { return {_mm256_and_si256(x.v, _mm256_set1_epi32(0x0f0f0f0f))}; }
+static inline I high_nibbles(I x) { return {_mm256_and_si256(_mm256_srli_epi32(x.v, 4), _mm256_set1_epi32(0x0f0f0f0f))}; }
+// Four unsigned bytes of each lane of `w` times four signed ones of `a`, added up; through 16 bits: the instruction for bytes saturates.
+static inline I dot(I sum, I w, I a) {
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w.v, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(a.v, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w.v, 8), _mm256_srai_epi16(a.v, 8));
+  return {_mm256_add_epi32(sum.v, _mm256_add_epi32(even, odd))};
+}
 // Written out, because gcc takes the intrinsics for code without effect, and drops loops and functions that only prefetch.
 static inline void prefetch(const void* p) { asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p))); }
 static inline void prefetch_l2(const void* p) { asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p))); }

@@ -68,6 +68,38 @@ static inline V second_of_pairs(const void* p) {
 static inline V load(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
+static inline void store(int8_t* p, V x) {  // whole numbers from -128 to 127
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+static inline V load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+static inline V load(const fp8* p) {  // by its bits: below the smallest exponent the step is fixed
+  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  const __m512i size = _mm512_and_si512(x, _mm512_set1_epi32(127)), sign = _mm512_slli_epi32(_mm512_srli_epi32(x, 7), 31);
+  const __m512 small = _mm512_mul_ps(_mm512_cvtepi32_ps(size), _mm512_set1_ps(0x1p-9f));
+  const __m512 large = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(size, 20), _mm512_set1_epi32(120 << 23)));
+  const __m512 value = _mm512_mask_mov_ps(large, _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(8)), small);
+  return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign))};
+}
+static inline V abs(V a) { return {_mm512_abs_ps(a.v)}; }
+
+// Sixteen lanes of 32 bits, for sums of products of bytes.
+struct I { __m512i v; };
+static inline I splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+static inline I load_ints(const void* p) { return {_mm512_loadu_si512(p)}; }
+static inline I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+static inline V to_floats(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
+static inline I low_nibbles(I x) { return {_mm512_and_si512(x.v, _mm512_set1_epi32(0x0f0f0f0f))}; }
+static inline I high_nibbles(I x) { return {_mm512_and_si512(_mm512_srli_epi32(x.v, 4), _mm512_set1_epi32(0x0f0f0f0f))}; }
+// Four unsigned bytes of each lane of `w` times four signed ones of `a`, added up.
+static inline I dot(I sum, I w, I a) {
+#ifdef __AVX512VNNI__
+  return {_mm512_dpbusd_epi32(sum.v, w.v, a.v)};
+#else  // through 16 bits: the instruction for bytes saturates
+  const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w.v, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8));
+  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w.v, 8), _mm512_srai_epi16(a.v, 8));
+  return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+#endif
+}
 // Written out, because gcc takes the intrinsics for code without effect, and drops loops and functions that only prefetch.
 static inline void prefetch(const void* p) { asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p))); }
 static inline void prefetch_l2(const void* p) { asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p))); }

@@ -89,6 +89,43 @@ static inline V load(const int8_t* p) {
   for (int i = 0; i < W; ++i) r.v[i] = p[i];
   return r;
 }
+static inline void store(int8_t* p, V x) {  // whole numbers from -128 to 127
+  for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(x.v[i]);
+}
+static inline V load_half(const uint16_t* p) {
+  V r;
+  for (int i = 0; i < W; ++i) r.v[i] = half_to_float(p[i]);
+  return r;
+}
+static inline V load(const fp8* p) {  // below the smallest exponent the step is fixed
+  V r;
+  for (int i = 0; i < W; ++i) {
+    const uint32_t size = p[i].bits & 127, bits = (size << 20) + (120u << 23);
+    float value = static_cast<float>(size) * 0x1p-9f;
+    if (size >= 8) std::memcpy(&value, &bits, 4);
+    r.v[i] = p[i].bits & 128 ? -value : value;
+  }
+  return r;
+}
+static inline V abs(V a) { return {a.v < 0 ? -a.v : a.v}; }
+
+// Eight lanes of 32 bits, for sums of products of bytes.
+struct I { Ints v; };
+static inline I splat_int(int32_t x) { return {Ints{x, x, x, x, x, x, x, x}}; }
+static inline I load_ints(const void* p) {
+  I r;
+  std::memcpy(&r.v, p, sizeof r.v);
+  return r;
+}
+static inline I add(I a, I b) { return {a.v + b.v}; }
+static inline V to_floats(I x) { return {__builtin_convertvector(x.v, Floats)}; }
+static inline I low_nibbles(I x) { return {x.v & 0x0f0f0f0f}; }
+static inline I high_nibbles(I x) { return {(x.v >> 4) & 0x0f0f0f0f}; }
+// Four unsigned bytes of each lane of `w` times four signed ones of `a`, added up.
+static inline I dot(I sum, I w, I a) {
+  for (int i = 0; i < 32; i += 8) sum.v += ((w.v >> i) & 255) * ((a.v << (24 - i)) >> 24);
+  return sum;
+}
 static inline void prefetch(const void* p) { __builtin_prefetch(p); }
 static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
