@@ -25,6 +25,22 @@ def gemma3() -> Path:
     return _cached("gemma3-270m")
 
 
+@pytest.fixture(scope="session")
+def smollm2_engine(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model as an engine file in float32: the compiled engine gives exactly what the paged one gives."""
+    from tandem.compiler.build import build_engine_file
+    from tandem.compiler.progress import SilentStages
+    from tandem.config.build import BuildOptions
+    from tandem.engine.kernels.cpu.native import load_kernels
+
+    kernels, reason = load_kernels()
+    if kernels is None:
+        pytest.skip(f"no native kernels: {reason}")
+    path = tmp_path_factory.mktemp("engines") / "smollm2-float32.engine"
+    build_engine_file(BuildOptions(model=str(smollm2), output=str(path), precision="float32"), SilentStages())
+    return path
+
+
 def _cached(name: str) -> Path:
     """Never fetched by a test: nothing but the loopback interface is touched."""
     from tandem.engine.loading.sources import resolve

@@ -22,9 +22,11 @@ QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 SMALL = ("--kv-memory-gib", "0.5", "--max-num-seqs", "16", "--dtype", "float32")
 
 
-@pytest.fixture(scope="module")
-def served(smollm2: Path) -> Iterator[Served]:
-    with Served("smollm2-135m", *SMALL) as server:
+@pytest.fixture(scope="module", params=["paged", "compiled"])
+def served(request: pytest.FixtureRequest, smollm2: Path) -> Iterator[Served]:
+    """Every test of the API runs against both engines."""
+    model = "smollm2-135m" if request.param == "paged" else str(request.getfixturevalue("smollm2_engine"))
+    with Served(model, "--served-model-name", "smollm2-135m", *SMALL) as server:
         yield server
 
 

@@ -26,9 +26,11 @@ PROMPTS = [
 NUM_TOKENS = 64
 
 
-@pytest.fixture(scope="module")
-def llm(smollm2: Path) -> LLM:
-    return LLM(str(smollm2), dtype="float32", kv_memory_gib=1.0, max_num_seqs=16)
+@pytest.fixture(scope="module", params=["paged", "compiled"])
+def llm(request: pytest.FixtureRequest, smollm2: Path) -> LLM:
+    """Every test runs against both engines."""
+    model = smollm2 if request.param == "paged" else request.getfixturevalue("smollm2_engine")
+    return LLM(str(model), dtype="float32", kv_memory_gib=1.0, max_num_seqs=16)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import importlib.metadata
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -20,27 +19,22 @@ from torch import Tensor
 
 from tandem.compiler.aot import compile_package
 from tandem.compiler.engine_writer import EngineWriter, find_existing
-from tandem.compiler.export import Caches, Limits, export_network, graph_of
 from tandem.compiler.inputs import describe_source, input_fingerprint
 from tandem.compiler.judging import judge
 from tandem.compiler.lowering import GraphLimits, LoweredDecoder, export_batch, export_single
-from tandem.compiler.network import Network
-from tandem.compiler.packing import bytes_of, decoder_weights
-from tandem.compiler.passes.match import match_decoder
-from tandem.compiler.passes.pipeline import fuse, kernels_by_layer
+from tandem.compiler.packing import bytes_of
 from tandem.compiler.progress import StageProgress
 from tandem.compiler.recipes import Resolved, resolve_recipe
+from tandem.compiler.stack import Stack, make_stack
 from tandem.config.build import BuildOptions
-from tandem.core.errors import BuildFailed, ConfigError, ModelUnsupported
+from tandem.core.errors import BuildFailed, ConfigError
 from tandem.engine.kernels.cpu.native import Kernels, load_kernels
-from tandem.engine.kernels.cpu.weights import IMAGE_VERSION, ImageEntry, pack_image
+from tandem.engine.kernels.cpu.weights import IMAGE_VERSION
 from tandem.engine.loading.base import Checkpoint
 from tandem.engine.loading.engine_file import WEIGHTS
 from tandem.engine.loading.engine_manifest import (
     EngineManifest,
-    Fusion,
     KVLayout,
-    LayerKernels,
     Quality,
     Quantization,
     Shapes,
@@ -54,10 +48,6 @@ from tandem.engine.quantization.calibration import Calibration, read_calibration
 from tandem.engine.quantization.model import QuantizedModel, quantize
 from tandem.engine.runner.compiled_making import BATCH, PACKAGE, SINGLE
 from tandem.engine.text.tokenizer import load_tokenizer
-
-LOWERING = "whole stack in one native operator"
-_EXPORTED_CONTEXT = 4096
-"""Positions that the exported graph's RoPE table covers; the native operator computes its own."""
 
 
 def build_engine_file(options: BuildOptions, progress: StageProgress) -> EngineManifest:
@@ -82,7 +72,7 @@ def build_engine_file(options: BuildOptions, progress: StageProgress) -> EngineM
         calibration = _calibration(options, checkpoint, resolved)
         with progress.stage("quantise"):
             model = quantize(checkpoint, resolved.recipe, calibration=calibration, progress=progress.advance)
-        stack = _fused_stack(model, resolved, kernels, progress)
+        stack = make_stack(model, getattr(torch, resolved.dtype), kernels, progress)
         with progress.stage("measure"):
             quality = judge(checkpoint, stack.image, stack.entries, resolved, options, kernels, progress.advance)
         if not quality.is_within_limits and not options.accept_quality:
@@ -99,40 +89,7 @@ def build_engine_file(options: BuildOptions, progress: StageProgress) -> EngineM
         return writer.finish(_with_times(manifest, progress))
 
 
-class _Stack(NamedTuple):
-    """The network after fusing and packing."""
-
-    image: Tensor
-    entries: list[ImageEntry]
-    fusions: tuple[Fusion, ...]
-    kernels: tuple[LayerKernels, ...]
-    num_groups: int
-    vocab_size: int
-
-
-def _fused_stack(model: QuantizedModel, resolved: Resolved, kernels: Kernels, progress: StageProgress) -> _Stack:
-    spec = model.spec
-    with progress.stage("export"):
-        context = min(spec.max_position, _EXPORTED_CONTEXT)
-        network = Network(spec, model, getattr(torch, resolved.dtype), max_context=context)
-        limits = Limits(max_tokens=64, max_sequences=32, max_blocks=context // 16)
-        caches = Caches(network.num_caches, 4, spec.num_kv_heads, 16, spec.head_dim, getattr(torch, resolved.dtype))
-        graph = graph_of(export_network(network, limits, caches))
-    with progress.stage("fuse"):
-        before = kernels_by_layer(graph)
-        fusions = [Fusion(name=name, count=count) for name, count in fuse(graph)]
-        after = kernels_by_layer(graph)
-        matched, reason = match_decoder(graph)
-        if matched is None:
-            raise ModelUnsupported(f"The fused network isn't a stack that the native operator knows: {reason}.")
-        fusions.append(Fusion(name=LOWERING, count=len(matched.layers)))
-    with progress.stage("pack"):
-        image, entries = pack_image(spec, decoder_weights(graph, matched, spec), kernels)
-        shown = tuple(LayerKernels(layer=n, before=len(before[n]), after=len(after.get(n, []))) for n in before)
-        return _Stack(image, entries, tuple(fusions), shown, len(network.groups), spec.vocab_size)
-
-
-def _compile(stack: _Stack, options: BuildOptions, package: Path) -> None:
+def _compile(stack: Stack, options: BuildOptions, package: Path) -> None:
     # The image's own bytes play no part: the graphs read constants that are given when they are loaded.
     module = LoweredDecoder(stack.image)
     limits = GraphLimits(options.max_num_batched_tokens, 1 << 16, stack.num_groups, stack.vocab_size)
@@ -176,7 +133,7 @@ def _manifest(
     machine: Target,
     fingerprint: str,
     model: QuantizedModel,
-    stack: _Stack,
+    stack: Stack,
     quality: Quality,
     calibration: Calibration | None,
 ) -> EngineManifest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -47,7 +49,7 @@ def decoder_weights(module: GraphModule, matched: MatchedDecoder, spec: ModelSpe
     return DecoderWeights(
         layers=[_layer(constants, layer) for layer in matched.layers],
         head=constants.matrix(matched.head),
-        embedding=None if tied else constants.matrix(matched.embedding),
+        embedding=None if tied else _looked_up(constants.matrix(matched.embedding)),
         final_norm=final_norm,
     )
 
@@ -69,6 +71,13 @@ def _layer(constants: GraphConstants, layer: MatchedLayer) -> LayerWeights:
         post_attention_norm=constants.vector(layer.post_attention_norm),
         post_mlp_norm=constants.vector(layer.post_mlp_norm),
     )
+
+
+def _looked_up(matrix: QuantizedMatrix | Tensor) -> QuantizedMatrix | Tensor:
+    """An embedding is multiplied with nothing; integers are packed as for a product all the same."""
+    if isinstance(matrix, Tensor) or matrix.kind == "fp8":
+        return matrix
+    return replace(matrix, activations="int8_token")
 
 
 def _check(matched: MatchedDecoder, spec: ModelSpec) -> None:
