@@ -1,6 +1,6 @@
 """How near the native CPU decoder comes to the machine's floors, on SmolLM2-135M's shape with random weights.
 
-    python benchmarks/kernels_cpu.py [--threads 2] [--weights bfloat16] [--kv bfloat16] [--variant avx512_bf16]
+    python benchmarks/kernels_cpu.py [--threads 2] [--weights w8a8] [--kv bfloat16] [--variant avx512_bf16]
 
 Floors: for products the slower of weights over read bandwidth and operations over the dot instruction's peak; for
 attention the same with the KV, which lies in chunks anywhere. Bandwidth and peak are measured in the same run; figures
@@ -17,14 +17,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from tandem.engine.kernels.cpu.build import find_compiler
 from tandem.engine.kernels.cpu.decoder import CpuDecoder
-from tandem.engine.kernels.cpu.native import load_kernels
+from tandem.engine.kernels.cpu.native import Kernels, load_kernels
+from tandem.engine.kernels.cpu.weights import DecoderWeights, ImageEntry, LayerWeights, pack_image
 from tandem.engine.models.spec import ModelSpec
+from tandem.engine.quantization.matrix import Activations, QuantizedMatrix
 
 SMOLLM2 = ModelSpec(
     family="llama",
@@ -82,7 +84,10 @@ double read_gb_s(size_t bytes, size_t chunk, int threads) {
   munmap(m, bytes + (4 << 20));
   return best;
 }
-#if defined(__AVX512BF16__)
+#if defined(WHOLE) && defined(__AVX512VNNI__)
+#define OP "vpdpbusd"
+#define FLOPS 128
+#elif defined(__AVX512BF16__)
 #define OP "vdpbf16ps"
 #define FLOPS 64
 #elif defined(__AVX512F__)
@@ -117,9 +122,9 @@ double peak_tflops(int threads) { (void)threads; return 0; }
 
 
 class Floors:
-    """Reads and multiplies as fast as the machine can; compiled with -march=native, for measuring only."""
+    """Reads and multiplies (in whole numbers, or bf16) as fast as the machine can; compiled with -march=native."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, whole: bool = False) -> None:
         compiler = find_compiler()
         assert compiler is not None, "no compiler"
         with tempfile.TemporaryDirectory() as work:
@@ -135,6 +140,7 @@ class Floors:
                 "-shared",
                 "-fPIC",
                 "-pthread",
+                *(["-DWHOLE"] if whole else []),
             ]
             subprocess.run([*command, str(source), "-o", str(library)], check=True)
             self._library = ctypes.CDLL(str(library))
@@ -179,6 +185,39 @@ def random_weights(name: str, dtype: torch.dtype) -> torch.Tensor:
         return torch.ones(s.hidden_size)
     columns = {"o_proj": heads, "down_proj": s.intermediate_size}.get(kind, s.hidden_size)
     return torch.randn(rows[kind], columns, dtype=torch.float32).mul_(0.04).to(dtype)
+
+
+KINDS: dict[str, tuple[Literal["int8", "int4"], int, bool, Activations]] = {
+    "w8a8": ("int8", 0, True, "int8_token"),
+    "int8": ("int8", 32, True, "int8_group"),
+    "int4": ("int4", 32, True, "int8_group"),
+    "int4-offset": ("int4", 32, False, "int8_group"),
+}
+"""Kind, group (0: a row), symmetric, what inputs are rounded to."""
+
+
+def random_image(kernels: Kernels, weights: str) -> tuple[torch.Tensor, list[ImageEntry]]:
+    kind, group, symmetric, activations = KINDS[weights]
+    s, steps = SMOLLM2, 16 if kind == "int4" else 256
+
+    def matrix(rows: int, inputs: int) -> QuantizedMatrix:
+        codes = torch.randint(0, steps, (rows, inputs), dtype=torch.uint8)
+        scale = torch.full((rows, inputs // (group or inputs)), 1 / 8 / steps)
+        return QuantizedMatrix(codes, scale, None if symmetric else scale * (steps // -2), kind, activations)
+
+    h, heads, norm = s.hidden_size, s.num_heads * s.head_dim, torch.ones(s.hidden_size)
+    layers = [
+        LayerWeights(
+            norm,
+            norm,
+            matrix(heads + 2 * s.num_kv_heads * s.head_dim, h),
+            matrix(h, heads),
+            matrix(2 * s.intermediate_size, h),
+            matrix(h, s.intermediate_size),
+        )
+        for _ in range(s.num_layers)
+    ]
+    return pack_image(s, DecoderWeights(layers, matrix(s.vocab_size, h), None, norm), kernels)
 
 
 def step_of(decoder: CpuDecoder, batch: Batch) -> Callable[[], None]:
@@ -247,7 +286,7 @@ def measure(step: Callable[[], None], seconds: float) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--weights", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--weights", choices=("bfloat16", "float32", *KINDS), default="bfloat16")
     parser.add_argument("--kv", choices=("bfloat16", "float32", "int8"), default="bfloat16")
     parser.add_argument("--variant", default=None)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
@@ -258,30 +297,33 @@ def main() -> None:
     if kernels is None:
         return
     tensors: dict[str, torch.Tensor] = {}
-    dtype = getattr(torch, options.weights)
 
     def read(name: str, dtype: torch.dtype) -> torch.Tensor:
         if name not in tensors:
             tensors[name] = random_weights(name, dtype)
         return tensors[name]
 
-    settings = {
-        "weight_dtype": options.weights,
+    settings: dict[str, Any] = {
+        "kernels": kernels,
         "kv_dtype": options.kv,
         "threads": options.threads,
         "variant": options.variant,
     }
-    CpuDecoder(
-        SMOLLM2, read, kernels=kernels, num_blocks=8, max_tokens=8, **settings
-    ).close()  # so that reading isn't in the figure
-    started = time.perf_counter()
-    decoder = CpuDecoder(SMOLLM2, read, kernels=kernels, num_blocks=1664, max_tokens=1024, **settings)
+    if options.weights in KINDS:
+        image, entries = random_image(kernels, options.weights)
+        started = time.perf_counter()
+        decoder = CpuDecoder.from_image(SMOLLM2, image, entries, num_blocks=1664, max_tokens=1024, **settings)
+    else:
+        settings["weight_dtype"] = options.weights
+        CpuDecoder(SMOLLM2, read, num_blocks=8, max_tokens=8, **settings).close()  # reading isn't in the figure
+        started = time.perf_counter()
+        decoder = CpuDecoder(SMOLLM2, read, num_blocks=1664, max_tokens=1024, **settings)
     seconds = time.perf_counter() - started
     print(
         f"{decoder.variant}, {options.threads} threads; packed {decoder.weight_bytes / 1e6:.0f} MB in {seconds:.2f} s"
     )
     fill(decoder)
-    floors = Floors(options.threads)
+    floors = Floors(options.threads, options.weights in KINDS)
     gb_s = floors.read_gb_s(decoder.weight_bytes)
     chunk = decoder.block_bytes // SMOLLM2.num_layers // SMOLLM2.num_kv_heads // 256 * 256
     kv_gb_s = floors.read_gb_s(512 << 20, chunk)
@@ -297,7 +339,7 @@ def main() -> None:
             continue
         times = measure(step_of(decoder, batch), options.seconds)
         median = statistics.median(times)
-        work = work_of(batch, SMOLLM2.num_parameters * dtype.itemsize, element_bytes)
+        work = work_of(batch, decoder.weight_bytes, element_bytes)
         flops = floors.peak_tflops * 1e12 or float("inf")
         # Each part is bound by the slower of its bytes and its operations; the parts follow one another.
         products = max(work.weight_bytes / gb_s / 1e9, work.product_flops / flops)

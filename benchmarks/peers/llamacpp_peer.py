@@ -1,5 +1,6 @@
-"""llama.cpp through llama-cpp-python's C functions: a and c only, as it serves one stream best. Arguments: the .gguf, and
-perhaps a type ("Q4_0") to requantise it to first, in a temporary file.
+"""llama.cpp through llama-cpp-python's C functions: a and c only, as it serves one stream best.
+
+Arguments: the .gguf, and perhaps a type ("Q4_0") to requantise it to first, in a temporary file.
 """
 
 from __future__ import annotations

@@ -89,7 +89,9 @@ def test_integer_products(
     torch.manual_seed(0)
     sizes = [(33, group), (40, 3 * group), (97, 640)]
     if group == 0:
-        sizes = [(1, 1), (31, 33), (65, 130), (97, 576)] if activations == "int8_token" else [(1, 32), (65, 96), (97, 576)]
+        sizes = (
+            [(1, 1), (31, 33), (65, 130), (97, 576)] if activations == "int8_token" else [(1, 32), (65, 96), (97, 576)]
+        )
     for n, k in sizes:
         weights = torch.randn(n, k) + (0 if symmetric else 0.3)
         w = round_matrix(weights, kind, group or k, symmetric=symmetric, activations=activations, search=False)

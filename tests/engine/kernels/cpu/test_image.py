@@ -48,8 +48,12 @@ KINDS: dict[str, Quantise] = {
 
 
 def weights_of(model: Any, quantise: Quantise, head: Quantise | None = None) -> DecoderWeights:
-    spec, read = model.spec, lambda name: model.read(name, torch.float32)
+    spec = model.spec
     plus = 1.0 if spec.norm_plus_one else 0.0
+
+    def read(name: str) -> Tensor:
+        tensor: Tensor = model.read(name, torch.float32)
+        return tensor
 
     def layer(index: int) -> LayerWeights:
         at = f"model.layers.{index}."
@@ -101,13 +105,13 @@ def plain_logits(model: Any, weights: DecoderWeights, tokens: list[int]) -> Tens
         if layer.q_norm is not None and layer.k_norm is not None:
             vectors |= {"self_attn.q_norm.weight": layer.q_norm, "self_attn.k_norm.weight": layer.k_norm}
         if layer.qkv_bias is not None:
-            for name, bias in zip("qkv", layer.qkv_bias.split(qkv_sizes), strict=True):
+            for name, bias in zip("qkv", torch.split(layer.qkv_bias, qkv_sizes), strict=True):
                 vectors[f"self_attn.{name}_proj.bias"] = bias
 
         def product(part: str, x: Tensor, layer: LayerWeights = layer) -> Tensor:
             name = part.split(".")[1].removesuffix("_proj")
             if name in ("q", "k", "v"):
-                return _product(layer.qkv, x).split(qkv_sizes, -1)["qkv".index(name)]
+                return torch.split(_product(layer.qkv, x), qkv_sizes, -1)["qkv".index(name)]
             if name in ("gate", "up"):
                 return _product(layer.gate_up, x).chunk(2, -1)[name == "up"]
             return _product(layer.o if name == "o" else layer.down, x)
@@ -127,7 +131,7 @@ def _product(w: Weight, x: Tensor) -> Tensor:
 
 def decoder_of(model: Any, weights: DecoderWeights, kernels: Kernels, **settings: Any) -> CpuDecoder:
     image, entries = pack_image(model.spec, weights, kernels)
-    defaults = {"kv_dtype": "float32", "threads": 2, "num_blocks": 512, "max_tokens": 256}
+    defaults: dict[str, Any] = {"kv_dtype": "float32", "threads": 2, "num_blocks": 512, "max_tokens": 256}
     return CpuDecoder.from_image(model.spec, image, entries, kernels=kernels, **(defaults | settings))
 
 
@@ -188,10 +192,15 @@ def test_a_network_of_mixed_kinds(kernels: Kernels, llama: Any, paged: Any, toke
 def test_the_image_is_not_written_and_says_what_is_in_it(kernels: Kernels, llama: Any, paged: Any, tokens: Any) -> None:
     weights = weights_of(llama, KINDS["int4"], KINDS["w8a8"])
     image, entries = pack_image(llama.spec, weights, kernels)
-    before = image.clone()
+    before, results = image.clone(), list[Tensor]()
     decoder = CpuDecoder.from_image(llama.spec, image, entries, kernels=kernels, num_blocks=16, max_tokens=64)
     paged(decoder).step([(paged(decoder).sequence(), tokens(20))])
     assert torch.equal(image, before)
+    copied = CpuDecoder.from_image(llama.spec, image, entries, kernels=kernels, num_blocks=16, max_tokens=64, copy=True)
+    for one in (decoder, copied):
+        one_run = paged(one)
+        results.append(one_run.step([(one_run.sequence(), tokens(20))])[0])
+    assert torch.equal(*results)
     kinds = {entry.name: (entry.kind, entry.group_size) for entry in entries}
     assert kinds["layers.0.qkv"] == ("int4 int8_group offset", 32)
     assert kinds["head"] == ("int8 int8_token", 0)

@@ -24,6 +24,7 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.int8: "*i8",
+    torch.uint8: "*u8",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
@@ -65,13 +66,13 @@ class Compiler:
 
 @pytest.fixture
 def catch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], list[tuple[str, int]]]:
-    from tandem.engine.kernels.triton import activation, attention, norms, rope_kv, sampling
+    from tandem.engine.kernels.triton import activation, attention, norms, quantized_linear, rope_kv, sampling
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
     def start(capability: int) -> list[tuple[str, int]]:
         made: list[tuple[str, int]] = []
-        for module in (activation, attention, norms, rope_kv, sampling):
+        for module in (activation, attention, norms, quantized_linear, rope_kv, sampling):
             for name in [n for n in vars(module) if n.endswith("_kernel")]:
                 monkeypatch.setattr(module, name, Compiler(getattr(module, name), capability, made))
         return made
@@ -117,4 +118,41 @@ def test_the_small_kernels(catch: Any) -> None:
     sampling.draw(torch.zeros(2, 128256), params)
     sampling.draw_likely(torch.zeros(2, 128256), params)
     assert len({name for name, _ in made}) == 7
+    assert max(shared for _, shared in made) <= SHARED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "dtype", "capability"),
+    [
+        ("int8", 0, torch.bfloat16, 80),
+        ("int8", 128, torch.bfloat16, 90),
+        ("int8", 0, torch.int8, 90),
+        ("int8", 0, torch.int8, 80),
+        ("int4x2", 128, torch.bfloat16, 90),
+        ("int4x2", 32, torch.bfloat16, 80),
+        ("int4x2", 128, torch.int8, 90),
+        ("fp8", 0, torch.bfloat16, 80),
+        ("fp8", 0, torch.bfloat16, 90),
+        ("int8", 64, torch.float32, 80),
+        ("int4x2", 64, torch.float16, 90),
+    ],
+)
+def test_quantised_products(
+    catch: Any, monkeypatch: pytest.MonkeyPatch, kind: str, group: int, dtype: torch.dtype, capability: int
+) -> None:
+    from tandem.engine.kernels.triton import quantized_linear as products
+
+    made = catch(capability)
+    monkeypatch.setattr(products, "num_processors", lambda device: 132)  # as many as split the inputs
+    inputs = 4096
+    codes = torch.zeros(1024, inputs // 2 if kind == "int4x2" else inputs, dtype=torch.uint8)
+    scale = torch.ones(1024, inputs // group if group else 1)
+    weights = products.Weights(codes, scale, scale if kind == "int4x2" else None, kind)
+    out = torch.bfloat16 if dtype == torch.int8 else dtype
+    for tokens in (1, 40, 300):
+        x_scale = torch.ones(tokens) if dtype == torch.int8 else None
+        products.quantized_linear(torch.zeros(tokens, inputs, dtype=dtype), weights, x_scale=x_scale, dtype=out)
+    products.quantized_embedding(torch.zeros(3, dtype=torch.int32), weights, out)
+    expected = ["quantized_embedding_kernel", "quantized_linear_kernel", "sum_splits_kernel"]
+    assert sorted({name for name, _ in made}) == expected
     assert max(shared for _, shared in made) <= SHARED_BYTES

@@ -11,6 +11,7 @@ number of threads, on one instruction set. Between instruction sets they differ 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -29,6 +30,7 @@ WeightDType = Literal["bfloat16", "float32"]
 KvDType = Literal["bfloat16", "float32", "int8"]
 
 MAX_HEAD_DIM = 256
+HUGE_PAGE = 2 << 20
 DEFAULT_SPIN_US = 30
 """How long a thread waits awake for the others before it parks."""
 DEFAULT_REST_US = 300
@@ -41,16 +43,21 @@ _VECTORS = ("input_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm", "q
 
 
 @dataclass(frozen=True, slots=True)
+class _Sizes:
+    block_size: int
+    num_blocks: int
+    max_tokens: int
+    max_context: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Settings:
     """What `CpuDecoder` takes beside the network and its weights."""
 
     kernels: Kernels
     kv_dtype: KvDType
     threads: int
-    block_size: int
-    num_blocks: int
-    max_tokens: int
-    max_context: int | None
+    sizes: _Sizes
     groups: Sequence[LayerGroup] | None
     variant: str | None
     spin_us: int
@@ -83,9 +90,8 @@ class CpuDecoder:
         max_tokens bounds a step's tokens, max_context a sequence's (default: the model's own). `variant` forces an
         instruction set. Raises ModelUnsupported, ModelDamaged (a tensor of a wrong shape), MemoryTooSmall.
         """
-        settings = _Settings(
-            kernels, kv_dtype, threads, block_size, num_blocks, max_tokens, max_context, groups, variant, spin_us, rest_us
-        )
+        sizes = _Sizes(block_size, num_blocks, max_tokens, max_context)
+        settings = _Settings(kernels, kv_dtype, threads, sizes, groups, variant, spin_us, rest_us)
         self._set_up(spec, settings, DTYPES[weight_dtype])
         _Loader(self, read, getattr(torch, weight_dtype)).load()
 
@@ -107,16 +113,19 @@ class CpuDecoder:
         variant: str | None = None,
         spin_us: int = DEFAULT_SPIN_US,
         rest_us: int = DEFAULT_REST_US,
+        copy: bool = False,
     ) -> CpuDecoder:
         """A decoder over what `pack_image` made. `image` is only read, and lives as long as the decoder does.
 
+        `copy`: read it once into memory of the decoder's own, which can have huge pages where a mapped file can't.
         Raises ModelUnsupported, ModelDamaged (an image that isn't this network's), MemoryTooSmall.
         """
         decoder = cls.__new__(cls)
-        settings = _Settings(
-            kernels, kv_dtype, threads, block_size, num_blocks, max_tokens, max_context, groups, variant, spin_us, rest_us
-        )
+        sizes = _Sizes(block_size, num_blocks, max_tokens, max_context)
+        settings = _Settings(kernels, kv_dtype, threads, sizes, groups, variant, spin_us, rest_us)
         decoder._set_up(spec, settings, -1)
+        if copy:
+            image = _in_huge_pages(image)
         decoder._image = image
         _Placer(decoder, image, entries).place()
         decoder.weight_bytes = image.numel()
@@ -124,14 +133,14 @@ class CpuDecoder:
 
     def _set_up(self, spec: ModelSpec, settings: _Settings, weights: int) -> None:
         """All but the weights: `weights` is their type, or -1 for packed matrices of a form each."""
-        check_supported(spec, settings.block_size)
+        check_supported(spec, settings.sizes.block_size)
         self.spec = spec
         windows = [spec.window(i) for i in range(spec.num_layers)]
         self.groups = tuple(settings.groups) if settings.groups is not None else group_layers(windows)
-        self.max_tokens = settings.max_tokens
-        self.block_size = settings.block_size
-        self.num_blocks = settings.num_blocks
-        self.max_context = settings.max_context or spec.max_position
+        self.max_tokens = settings.sizes.max_tokens
+        self.block_size = settings.sizes.block_size
+        self.num_blocks = settings.sizes.num_blocks
+        self.max_context = settings.sizes.max_context or spec.max_position
         self.variant = settings.variant or settings.kernels.best
         self._library = settings.kernels.library
         self._threads = settings.threads
@@ -484,6 +493,15 @@ def rope_table(theta: float, scaling: RopeScaling | None, head_dim: int, length:
     """float32 [length, head_dim]: by position, the cosines of its angles, then the sines."""
     angle = torch.arange(length).float()[:, None] * rope_frequencies(head_dim, theta, scaling)[None, :]
     return torch.cat([angle.cos(), angle.sin()], dim=1).contiguous()
+
+
+def _in_huge_pages(image: torch.Tensor) -> torch.Tensor:
+    memory = mmap.mmap(-1, image.numel() + HUGE_PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % HUGE_PAGE
+    return whole[start : start + image.numel()].copy_(image)
 
 
 def _int32(tensor: torch.Tensor) -> int:

@@ -68,7 +68,7 @@ class ImageEntry:
     offset: int
     size_bytes: int
     kind: str
-    """`vector`, or a matrix's type, what its product rounds inputs to, and what else is special: `int4 int8_group offset`."""
+    """`vector`, or a matrix's type, what its product rounds inputs to, and marks: `int4 int8_group offset`."""
     group_size: int
     """0: a scale for a whole row, or none."""
 
@@ -107,7 +107,9 @@ def form_of(weight: Weight, name: str = "a matrix") -> Form:
     if weight.kind == "fp8" or not all(_halves_hold(t) for t in (weight.scale, weight.offset) if t is not None):
         flags |= WIDE_SCALES
     if (weight.activations == "float") != (weight.kind == "fp8"):
-        raise ModelUnsupported(f"{name} is {weight.kind} with activations {weight.activations}; integers need int8 ones.")
+        raise ModelUnsupported(
+            f"{name} is {weight.kind} with activations {weight.activations}; integers need int8 ones."
+        )
     return Form(KINDS[weight.kind], ACTIVATIONS[weight.activations], group, flags)
 
 
@@ -122,9 +124,7 @@ def parse_kind(entry: ImageEntry) -> Form:
     """The form that `kind_text` wrote."""
     words = entry.kind.split()
     try:
-        return Form(
-            KINDS[words[0]], ACTIVATIONS[words[1]], entry.group_size, sum(_FLAGS[word] for word in words[2:])
-        )
+        return Form(KINDS[words[0]], ACTIVATIONS[words[1]], entry.group_size, sum(_FLAGS[word] for word in words[2:]))
     except (KeyError, IndexError):
         raise ModelDamaged(
             f"The image has {entry.name} as {entry.kind!r}, which this Tandem doesn't know. Build the engine again."
@@ -194,7 +194,9 @@ class _Matrix:
 def _pieces(spec: ModelSpec, weights: DecoderWeights, kernels: Kernels) -> Iterator[_Vector | _Matrix]:
     maps = RowMaps(spec)
     if len(weights.layers) != spec.num_layers:
-        raise ModelDamaged(f"There are {len(weights.layers)} layers of weights; the configuration says {spec.num_layers}.")
+        raise ModelDamaged(
+            f"There are {len(weights.layers)} layers of weights; the configuration says {spec.num_layers}."
+        )
     for index, layer in enumerate(weights.layers):
         yield from _layer_pieces(f"layers.{index}.", layer, maps, kernels)
     yield _vector("final_norm", weights.final_norm, maps.hidden)

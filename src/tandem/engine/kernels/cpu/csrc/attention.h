@@ -12,7 +12,7 @@ namespace TANDEM_VARIANT {
 
 template <class Kv> class Attention {
  public:
-  using B = typename Staged<Kv>::type;
+  using B = Kv;
   using P = typename AttentionProductOf<B>::type;
   using A = typename P::A;
 
@@ -32,15 +32,18 @@ template <class Kv> class Attention {
     tops_ = carve<float>(p, rows);
     bases_ = carve<float>(p, rows);
     shrinks_ = carve<float>(p, rows);
+    query_scale_ = carve<float>(p, rows);
+    units_ = carve<float>(p, rows);
   }
 
   // RoPE and KV write for one token's KV head and its query heads, from the projections. `query`: [group][dim].
-  void rotate_and_write(int token, int kv_head, A* query) {
-    rotate_queries(token, kv_head, query);
+  void rotate_and_write(int token, int kv_head, A* query, float* scales) {
+    rotate_queries(token, kv_head, query, scales);
     write(token, kv_head);
   }
 
-  template <class Out> void attend(const AttentionItem& item, Out* out, int64_t out_stride) {
+  // `next`: what this thread takes afterwards, or null; the beginning of its keys and values is asked for already.
+  template <class Out> void attend(const AttentionItem& item, const AttentionItem* next, Out* out, int64_t out_stride) {
     const int query_start = step_.query_start[item.sequence];
     const int num_queries = step_.query_start[item.sequence + 1] - query_start;
     const int context = step_.context_len[item.sequence];
@@ -49,31 +52,40 @@ template <class Kv> class Attention {
     token_ = query_start + item.first_token;
     begin_ = layer_.window ? most(0, first_position_ + 1 - layer_.window) : 0;
     end_ = first_position_ + item.num_tokens;
-    const int32_t* table = step_.block_tables[layer_.group] + static_cast<int64_t>(item.sequence) * step_.max_blocks;
-    KvReader<Kv> reader(d_, layer_.pool, table, item.kv_head, staging_, key_scale_, value_scale_);
-    const int start = item.chunk < 0 ? begin_ / kKvTile * kKvTile : item.chunk * kKvChunk;
-    for (int g = 0; g < kKvTile; g += kHalf) reader.expect(most(start + g, begin_ / kHalf * kHalf), end_);
+    KvReader<Kv> reader(d_, layer_.pool, table_of(item), item.kv_head, staging_, key_scale_, value_scale_);
+    if (next) expect(*next);
     const int64_t tokens = d_.config.max_tokens;
     queries_ = static_cast<A*>(d_.query) + (item.kv_head * tokens + token_) * group_ * dim_;
+    scales_of_queries_ = d_.query_scales + (item.kv_head * tokens + token_) * group_;
     if (d_.decode_only) {
       queries_ = query_;
-      rotate_queries(token_, item.kv_head, query_);
-      if (item.chunk < 0 || item.chunk == (end_ - 1) / kKvChunk) write(token_, item.kv_head);  // who reads it, writes it
+      scales_of_queries_ = query_scale_;
+      rotate_queries(token_, item.kv_head, query_, query_scale_);
     }
     if (item.chunk < 0) {
       total_.clear(rows_, dim_);
       for (int c = begin_ / kKvChunk; c <= (end_ - 1) / kKvChunk; ++c) {
-        attend_chunk(reader, c);
+        attend_chunk(reader, c, item.kv_head);
         merge(chunk_.values, chunk_.max, chunk_.sum);
       }
       finish(item.kv_head, out, out_stride);
     } else {
-      attend_chunk(reader, item.chunk);
+      attend_chunk(reader, item.chunk, item.kv_head);
       if (leave_partial(item)) merge_partials(item, out, out_stride);
     }
   }
 
+  void expect(const AttentionItem& item) const {
+    const int queries = step_.query_start[item.sequence + 1] - step_.query_start[item.sequence], context = step_.context_len[item.sequence];
+    const int first = context - queries + item.first_token, begin = layer_.window ? most(0, first + 1 - layer_.window) : 0;
+    const int start = item.chunk < 0 ? begin / kKvTile * kKvTile : item.chunk * kKvChunk;
+    const KvReader<Kv> reader(d_, layer_.pool, table_of(item), item.kv_head, nullptr, nullptr, nullptr);
+    for (int g = 0; g < kKvTile; g += kHalf) reader.expect(most(start + g, begin / kHalf * kHalf), first + item.num_tokens);
+  }
+
  private:
+  static constexpr int kLane = Packing<B>::k * sizeof(B);   // bytes of a column in a step of a product
+
   struct Running {  // softmax under way: values are sums of 2^(score - max) * value
     float *values, *max, *sum;
     void clear(int rows, int dim) {
@@ -96,12 +108,24 @@ template <class Kv> class Attention {
     return layer_.rope + static_cast<int64_t>(step_.positions[token]) * d_.config.head_dim;
   }
 
-  void rotate_queries(int token, int kv_head, A* query) {
+  void rotate_queries(int token, int kv_head, A* query, float* scales) {
     alignas(64) float rotated[kMaxHeadDim];
     for (int g = 0; g < group_; ++g) {
       rope_head(head(token, kv_head * group_ + g), layer_.q_norm, angles(token), d_.config.head_dim, dim_, d_.config.norm_eps, rotated);
-      convert_row(rotated, dim_, query + g * dim_);
+      scales[g] = put_query(rotated, query + g * dim_);
     }
+  }
+
+  // Where keys are int8, queries are whole numbers too, of 16 bits: they lose less than in bf16.
+  float put_query(const float* x, int16_t* out) const {
+    const float scale = largest_of(x, dim_) / 32767.0f;
+    const V inverse = splat(scale > 0 ? 1 / scale : 0);
+    for (int i = 0; i < dim_; i += W) store(out + i, round(load(x + i) * inverse));
+    return scale;
+  }
+  template <class T> float put_query(const float* x, T* out) const {
+    convert_row(x, dim_, out);
+    return 1;
   }
 
   void write(int token, int kv_head) {
@@ -112,10 +136,12 @@ template <class Kv> class Attention {
                  head(token, c.num_heads + c.num_kv_heads + kv_head));
   }
 
-  void attend_chunk(KvReader<Kv>& reader, int chunk) {
+  void attend_chunk(KvReader<Kv>& reader, int chunk, int kv_head) {
     chunk_.clear(rows_, dim_);
     const int end = least(end_, (chunk + 1) * kKvChunk);
     for (int start = most(chunk * kKvChunk, begin_ / kKvTile * kKvTile); start < end; start += kKvTile) {
+      // Who reads the newest position writes it; only now, when its surroundings have come from memory.
+      if (d_.decode_only && start + kKvTile >= end_) write(token_, kv_head);
       KvGroup groups[kKvTile / kHalf];
       for (int g = 0; g < kKvTile / kHalf; ++g) {
         reader.expect(start + kKvTile + g * kHalf, end_);
@@ -127,10 +153,19 @@ template <class Kv> class Attention {
     }
   }
 
+  // Sums of whole numbers are the same bits in whatever tiles.
+  bool few() const { return sizeof(Kv) == 1 && W == 16 && rows_ <= 4; }
+
   void score(const KvGroup* groups) {
+    if (few()) {
+      int64_t columns[kKvTile / kHalf];
+      for (int g = 0; g < kKvTile / kHalf; ++g) columns[g] = groups[g].keys - groups[0].keys;
+      const BTile b{&groups[0].keys, 1, dim_ / Packing<B>::k, kHalf * kLane, 0, nullptr, 0};
+      return wide_pairs(rows_, queries_, dim_, b, columns, scores_, kKvTile);
+    }
     for (int g = 0; g < kKvTile / kHalf; g += 2) {
       if (groups[g].keys == d_.zeros && groups[g + 1].keys == d_.zeros) continue;  // masked, whatever is left there
-      const BTile b{&groups[g].keys, 1, dim_ / Packing<B>::k, kHalf * 4, groups[g + 1].keys - groups[g].keys, groups[g].keys, 0};
+      const BTile b{&groups[g].keys, 1, dim_ / Packing<B>::k, kHalf * kLane, groups[g + 1].keys - groups[g].keys, groups[g].keys, 0};
       for (int r = 0, n; r < rows_; r += n) {
         n = tile_rows(rows_ - r, P::kRows);
         P::tile(n)(queries_ + r * dim_, dim_, b, scores_ + r * kKvTile + g * kHalf, kKvTile, false);
@@ -170,7 +205,7 @@ template <class Kv> class Attention {
     V top = splat(-__builtin_inff());
     for (int j = 0; j < kKvTile; j += W) {
       V s = load(scores + j);
-      if (sizeof(Kv) == 1) s = s * load(key_scale_ + j);
+      if (sizeof(Kv) == 1) s = s * (load(key_scale_ + j) * splat(scales_of_queries_[r]));
       if (c.attention_soft_cap > 0)
         s = splat(c.attention_soft_cap * kLog2E) * tanh(s * splat(c.attention_scale / c.attention_soft_cap));
       else
@@ -186,23 +221,58 @@ template <class Kv> class Attention {
     const V base = splat(bases_[r]);
     V total = zero();
     for (int j = 0; j < kKvTile; j += W) {
-      V p = exp2(load(scores_ + r * kKvTile + j) - base);
+      const V p = exp2(load(scores_ + r * kKvTile + j) - base);
       total = total + p;
-      if (sizeof(Kv) == 1) p = p * load(value_scale_ + j);
-      store(probabilities_ + r * kKvTile + j, p);
+      put_weights(r, j, p, probabilities_);
     }
+    finish_weights(r, probabilities_);
     return sum(total);
+  }
+
+  template <class T> void put_weights(int r, int j, V p, T* out) { store(out + r * kKvTile + j, p); }
+  template <class T> void finish_weights(int, T*) {}
+  // Of int8 values the scales come in here, and weights become whole numbers of 16 bits under a scale for the row.
+  void put_weights(int r, int j, V p, int16_t*) { store(scores_ + r * kKvTile + j, p * load(value_scale_ + j)); }
+  void finish_weights(int r, int16_t* out) {
+    const float* weights = scores_ + r * kKvTile;
+    units_[r] = largest_of(weights, kKvTile) / 32767.0f;
+    const V inverse = splat(units_[r] > 0 ? 1 / units_[r] : 0);
+    for (int j = 0; j < kKvTile; j += W) store(out + r * kKvTile + j, round(load(weights + j) * inverse));
+  }
+
+  void weigh_few(const KvGroup* groups, int num_groups) {
+    constexpr int64_t columns[4] = {0, kHalf * kLane, 2 * kHalf * kLane, 3 * kHalf * kLane};
+    alignas(64) float sums[4 * 64];
+    for (int i = 0; i < dim_; i += 64) {
+      const char* segments[kKvTile / kHalf];
+      for (int g = 0; g < num_groups; ++g) segments[g] = groups[g].values + i * kLane;
+      wide_pairs(rows_, probabilities_, kKvTile, BTile{segments, num_groups, kHalf / Packing<B>::k, dim_ * kLane, 0, nullptr, 0}, columns, sums, 64);
+      for (int r = 0; r < rows_; ++r) {
+        float* values = chunk_.values + static_cast<int64_t>(r) * dim_ + i;
+        for (int j = 0; j < 64; j += W) store(values + j, fma(load(sums + r * 64 + j), splat(units_[r]), load(values + j)));
+      }
+    }
   }
 
   void weigh(const KvGroup* groups, int positions) {
     const int num_groups = (positions + kHalf - 1) / kHalf;
+    if (few() && dim_ % 64 == 0) return weigh_few(groups, num_groups);
     for (int i = 0; i < dim_; i += kPanel) {
       const char* segments[kKvTile / kHalf];
-      for (int g = 0; g < num_groups; ++g) segments[g] = groups[g].values + i * 4;
-      const BTile b{segments, num_groups, kHalf / Packing<B>::k, dim_ * 4, kHalf * 4, segments[0], 0};
+      for (int g = 0; g < num_groups; ++g) segments[g] = groups[g].values + i * kLane;
+      const BTile b{segments, num_groups, kHalf / Packing<B>::k, dim_ * kLane, kHalf * kLane, segments[0], 0};
       for (int r = 0, n; r < rows_; r += n) {
         n = tile_rows(rows_ - r, P::kRows);
-        P::tile(n)(probabilities_ + r * kKvTile, kKvTile, b, chunk_.values + static_cast<int64_t>(r) * dim_ + i, dim_, true);
+        float* values = chunk_.values + static_cast<int64_t>(r) * dim_ + i;
+        if (sizeof(Kv) != 1) {
+          P::tile(n)(probabilities_ + r * kKvTile, kKvTile, b, values, dim_, true);
+          continue;
+        }
+        alignas(64) float sums[P::kRows * kPanel];
+        P::tile(n)(probabilities_ + r * kKvTile, kKvTile, b, sums, kPanel, false);
+        for (int q = 0; q < n; ++q)
+          for (int j = 0; j < kPanel; j += W)
+            store(values + q * dim_ + j, fma(load(sums + q * kPanel + j), splat(units_[r + q]), load(values + q * dim_ + j)));
       }
     }
   }
@@ -231,6 +301,10 @@ template <class Kv> class Attention {
       for (; i + W <= d; i += W) store(to_row + i, load(values + i) * scale);
       for (; i < d; ++i) to_row[i] = to(values[i] * (1.0f / total_.sum[r]), static_cast<Out*>(nullptr));
     }
+  }
+
+  const int32_t* table_of(const AttentionItem& item) const {
+    return step_.block_tables[layer_.group] + static_cast<int64_t>(item.sequence) * step_.max_blocks;
   }
 
   float* partial(const Split& split, int chunk) const {
@@ -267,7 +341,8 @@ template <class Kv> class Attention {
   float* scores_;
   Running chunk_, total_;
   char* staging_;
-  float *key_scale_, *value_scale_, *tops_, *bases_, *shrinks_;
+  float *key_scale_, *value_scale_, *tops_, *bases_, *shrinks_, *query_scale_, *units_;
+  const float* scales_of_queries_ = nullptr;
 };
 
 }  // namespace TANDEM_VARIANT

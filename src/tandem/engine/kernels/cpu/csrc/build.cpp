@@ -97,7 +97,7 @@ void place_kv(Decoder& d) {
 
 int64_t attention_scratch_bytes(int group, int dim) {  // as attention.h carves it, for the widest types
   const int64_t rows = (group > kMaxTileRows ? group : kMaxTileRows) + kSpareRows;
-  return 4 * (3 * rows * dim + 2 * rows * kKvTile + 7 * rows + 8 * kHalf * static_cast<int64_t>(dim) + 2 * kKvTile) + 16 * 64;
+  return 4 * (3 * rows * dim + 2 * rows * kKvTile + 9 * rows + 8 * kHalf * static_cast<int64_t>(dim) + 2 * kKvTile) + 18 * 64;
 }
 
 void place_scratch(Decoder& d, Arena& arena) {
@@ -113,6 +113,7 @@ void place_scratch(Decoder& d, Arena& arena) {
   d.codes = arena.take<int8_t>(rows * d.code_stride);
   d.code_scales = arena.take<float>(rows * d.max_round_groups);
   d.code_starts = arena.take<Start>(rows * d.max_round_groups);
+  d.query_scales = arena.take<float>(static_cast<int64_t>(c.num_kv_heads) * tokens * d.group_size());
   d.query = arena.take<float>(static_cast<int64_t>(c.num_kv_heads) * rows * d.group_size() * d.kv.padded_dim);
   d.attended = arena.take<float>(rows * d.attention_stride);
   d.activated = arena.take<float>(rows * d.mlp_stride);

@@ -86,5 +86,6 @@ template <class T> struct Packing;
 template <> struct Packing<float> { static constexpr int k = 1; };
 template <> struct Packing<bf16> { static constexpr int k = 2; };
 template <> struct Packing<fp8> { static constexpr int k = 1; };
+template <> struct Packing<int8_t> { static constexpr int k = 2; };   // of keys and values
 
 }  // namespace tandem

@@ -144,6 +144,7 @@ struct Decoder {
   int8_t* codes;           // [max_tokens][code_stride] inputs of integer products
   float* code_scales;      // [max_tokens][max_round_groups]
   Start* code_starts;
+  float* query_scales;     // [kv_heads][max_tokens * group]; of int8 keys only
   void* query;             // [kv_heads][max_tokens * group][padded_dim]
   // Twice each, for a network may have products of both kinds: what is padding in one would be values of the other.
   float* attended;         // [max_tokens][attention_stride]

@@ -13,6 +13,7 @@ namespace TANDEM_VARIANT {
 // Which product multiplies matrices of type B, and which multiplies with keys and values of type B.
 template <class B> struct ProductOf { using type = FmaProduct<B>; };
 template <class B> struct AttentionProductOf { using type = FmaProduct<B>; };
+template <> struct AttentionProductOf<int8_t> { using type = PairProduct; };
 #if defined(TANDEM_TILE_AMX)
 template <> struct ProductOf<bf16> { using type = AmxProduct; };
 #elif defined(TANDEM_TILE_BF16)

@@ -1,12 +1,9 @@
 // Writing keys and values of a token into the pool, and reading sixteen positions in the order in which products take them.
 #pragma once
-#include "rows.h"
+#include "quantize.h"
 
 namespace tandem {
 namespace TANDEM_VARIANT {
-
-template <class Kv> struct Staged { using type = Kv; };
-template <> struct Staged<int8_t> { using type = bf16; };  // whole numbers up to 127 are exact in bf16; scales come in later
 
 static inline char* head_of(const Decoder& d, int pool, int64_t block, int kv_head) {
   return d.pool.data + block * d.kv.block_bytes + pool * d.kv.layer_bytes + kv_head * d.kv.head_bytes;
@@ -28,14 +25,11 @@ static inline int64_t value_at(const KvLayout& l, int position, int i) {
 static inline void narrow(const float* x, float, int n, float* out) { convert_row(x, n, out); }
 static inline void narrow(const float* x, float, int n, bf16* out) { convert_row(x, n, out); }
 static inline void narrow(const float* x, float inverse, int n, int8_t* out) {
-  for (int i = 0; i < n; ++i) out[i] = static_cast<int8_t>(__builtin_rintf(x[i] * inverse));
+  for (int i = 0; i < n; i += W) store(out + i, round(load(x + i) * splat(inverse)));
 }
 
-static inline float scale_of(const float* x, int n) {  // 127 steps up to the largest value of a token's head
-  float largest = 0;
-  for (int i = 0; i < n; ++i) largest = most(largest, __builtin_fabsf(x[i]));
-  return largest / 127.0f;
-}
+// 127 steps up to the largest value of a token's head; zeros behind it.
+static inline float scale_of(const float* x, int padded) { return largest_of(x, padded) / 127.0f; }
 
 template <class Kv>
 static void write_kv(const Decoder& d, int pool, int slot, int kv_head, const float* key, const float* value) {
@@ -44,8 +38,8 @@ static void write_kv(const Decoder& d, int pool, int slot, int kv_head, const fl
   const int position = slot % l.block_size;
   float key_inverse = 0, value_inverse = 0;
   if (sizeof(Kv) == 1) {
-    const float ks = key_scales(d, head)[position] = scale_of(key, l.head_dim);
-    const float vs = value_scales(d, head)[position] = scale_of(value, l.head_dim);
+    const float ks = key_scales(d, head)[position] = scale_of(key, l.padded_dim);
+    const float vs = value_scales(d, head)[position] = scale_of(value, l.padded_dim);
     key_inverse = ks > 0 ? 1 / ks : 0;
     value_inverse = vs > 0 ? 1 / vs : 0;
   }
@@ -53,7 +47,7 @@ static void write_kv(const Decoder& d, int pool, int slot, int kv_head, const fl
   alignas(64) Kv keys[kMaxHeadDim], values[kMaxHeadDim];
   narrow(key, key_inverse, l.padded_dim, keys);
   narrow(value, value_inverse, l.padded_dim, values);
-  constexpr int pack = Packing<typename Staged<Kv>::type>::k;
+  constexpr int pack = Packing<Kv>::k;
   Kv* to = reinterpret_cast<Kv*>(head) + key_at(l, position, 0);
   const int64_t key_step = key_at(l, 0, pack), value_step = value_at(l, 0, 1);
   for (int i = 0; i < l.padded_dim; i += pack) __builtin_memcpy(to + i / pack * key_step, keys + i, pack * sizeof(Kv));
@@ -67,20 +61,11 @@ struct KvGroup {
   const char* values;
 };
 
-static inline void widen(const float* from, int n, float* to) { __builtin_memcpy(to, from, n * sizeof(float)); }
-static inline void widen(const bf16* from, int n, bf16* to) { __builtin_memcpy(to, from, n * sizeof(bf16)); }
-static inline void widen(const int8_t* from, int n, bf16* to) {
-  for (int i = 0; i < n; i += 2 * W) store_two(to + i, load(from + i), load(from + i + W));
-}
-static inline void widen_one(float from, float* to) { *to = from; }
-static inline void widen_one(bf16 from, bf16* to) { *to = from; }
-static inline void widen_one(int8_t from, bf16* to) { *to = to_bf16(from); }
-
 // Positions [first, first + 16) of which [begin, end) exist for this reader. What lies beside them may be anything, blocks
 // given back or another request's leftovers (even NaN, which 0 * NaN would spread): it is never read, or replaced by zeros.
 template <class Kv> class KvReader {
  public:
-  using B = typename Staged<Kv>::type;
+  using B = Kv;
   // `scratch`: 4 groups of keys and values; scales: [64] each, used by int8 only.
   KvReader(const Decoder& d, int pool, const int32_t* table, int kv_head, char* scratch, float* key_scale, float* value_scale)
       : d_(d), pool_(pool), table_(table), kv_head_(kv_head), scratch_(scratch), key_scale_(key_scale), value_scale_(value_scale) {}
@@ -127,15 +112,12 @@ template <class Kv> class KvReader {
     const int valid = least(kHalf, end - first);
     if (sizeof(Kv) == 1) {
       copy_scales(g, 0, key_scales(d_, head) + offset, value_scales(d_, head) + offset, valid);
-      widen(keys, static_cast<int>(n), staged_keys(g));
-      widen(values, static_cast<int>(n), staged_values(g));
-    } else if (valid < kHalf) {
-      widen(values, static_cast<int>(n), staged_values(g));
+    } else if (valid < kHalf) {  // whole numbers times a weight of zero are zero, whatever they are
+      __builtin_memcpy(static_cast<void*>(staged_values(g)), values, n * sizeof(B));
+      blank(staged_values(g), valid);
+      values = staged_values(g);
     }
-    if (valid < kHalf) blank(staged_values(g), valid);
-    const bool in_pool = sizeof(Kv) != 1;
-    return {reinterpret_cast<const char*>(in_pool ? static_cast<const void*>(keys) : staged_keys(g)),
-            reinterpret_cast<const char*>(in_pool && valid == kHalf ? static_cast<const void*>(values) : staged_values(g))};
+    return {reinterpret_cast<const char*>(keys), reinterpret_cast<const char*>(values)};
   }
 
   KvGroup gathered(int g, int first, int begin, int end) {
@@ -150,8 +132,8 @@ template <class Kv> class KvReader {
       const Kv* k = reinterpret_cast<Kv*>(head) + key_at(l, offset, 0);
       const Kv* v = reinterpret_cast<Kv*>(head + l.part_bytes) + value_at(l, offset, 0);
       for (int i = 0; i < l.padded_dim; ++i) {
-        widen_one(k[i], keys + (i / pack * kHalf + p) * pack + i % pack);
-        widen_one(v[i], values + (p / pack * l.padded_dim + i) * pack + p % pack);
+        keys[(i / pack * kHalf + p) * pack + i % pack] = k[i];
+        values[(p / pack * l.padded_dim + i) * pack + p % pack] = v[i];
       }
       if (sizeof(Kv) == 1) copy_scales(g, p, key_scales(d_, head) + offset, value_scales(d_, head) + offset, 1);
     }

@@ -6,8 +6,38 @@
 #pragma once
 #include "attention.h"
 
+#ifdef TANDEM_PROFILE
+#include <cstdio>
+#endif
+
 namespace tandem {
 namespace TANDEM_VARIANT {
+
+// Where the first thread's time goes, in clock cycles by phase, said once a step. Only if compiled with -DTANDEM_PROFILE.
+class Profile {
+ public:
+#ifdef TANDEM_PROFILE
+  void passed(const char* phase, int thread) {
+    const uint64_t now = __builtin_ia32_rdtsc();
+    int i = 0;
+    while (i < used_ && names_[i] != phase) ++i;
+    if (i == used_) names_[used_++] = phase;
+    spent_[i] += now - last_;
+    last_ = now;
+    if (thread == 0 && phase[0] == '.') {
+      for (i = 0; i < used_; ++i) std::fprintf(stderr, "%s %.2f  ", names_[i], static_cast<double>(spent_[i]) * 1e-6);
+      std::fprintf(stderr, "Mcycles\n");
+    }
+  }
+
+ private:
+  const char* names_[16];
+  uint64_t spent_[16] = {}, last_ = __builtin_ia32_rdtsc();
+  int used_ = 0;
+#else
+  void passed(const char*, int) {}
+#endif
+};
 
 class Step {
  public:
@@ -26,17 +56,32 @@ class Step {
 
   void run() {
     embed();
+    passed("embedding");
     const float* pending = nullptr;  // weight of the post norm that y is waiting for
     for (int i = 0; i < c_.num_layers; ++i) {
       const Layer& l = d_.layers[i];
-      project(l.qkv, normed(l.qkv, l.input_norm, pending), StoreRows{d_.qkv, d_.qkv_stride, l.qkv_bias});
+      const Inputs for_qkv = normed(l.qkv, l.input_norm, pending);
+      passed("norms");
+      project(l.qkv, for_qkv, StoreRows{d_.qkv, d_.qkv_stride, l.qkv_bias});
+      passed("qkv");
       attend(i);
-      project_residual(l.o, finished(l.o, d_.attended, d_.attended_bf16, d_.attention_stride, c_.num_heads * c_.head_dim));
-      mlp(l, normed(l.gate_up, l.mlp_norm, l.post_attention_norm));
-      project_residual(l.down, finished(l.down, d_.activated, d_.activated_bf16, d_.mlp_stride, c_.intermediate));
+      passed("attention");
+      const Inputs for_o = finished(l.o, d_.attended, d_.attended_bf16, d_.attention_stride, c_.num_heads * c_.head_dim);
+      passed("rounding");
+      project_residual(l.o, for_o);
+      passed("o");
+      const Inputs for_mlp = normed(l.gate_up, l.mlp_norm, l.post_attention_norm);
+      passed("norms");
+      mlp(l, for_mlp);
+      passed("gate, up");
+      const Inputs for_down = finished(l.down, d_.activated, d_.activated_bf16, d_.mlp_stride, c_.intermediate);
+      passed("rounding");
+      project_residual(l.down, for_down);
+      passed("down");
       pending = l.post_mlp_norm;
     }
     if (step_.num_samples) head(pending);
+    passed(".head");
   }
 
   void attend(int layer) {
@@ -48,6 +93,8 @@ class Step {
   }
 
  private:
+  void passed(const char* phase) { profile_.passed(phase, worker_.thread); }
+
   struct Room {  // where inputs of a product are put
     void* rows;
     int8_t* codes;
@@ -145,14 +192,19 @@ class Step {
       auto items = worker_.items(rows_);
       for (int t; (t = items.next()) >= 0;)
         for (int h = 0; h < c_.num_kv_heads; ++h)
-          attention.rotate_and_write(t, h, static_cast<A*>(d_.query) + (static_cast<int64_t>(h) * c_.max_tokens + t) * group * dim);
+          attention.rotate_and_write(t, h, static_cast<A*>(d_.query) + (static_cast<int64_t>(h) * c_.max_tokens + t) * group * dim,
+                                     d_.query_scales + (static_cast<int64_t>(h) * c_.max_tokens + t) * group);
       worker_.sync();
     }
     auto items = worker_.items(d_.num_items);
     const bool narrow = takes_bf16(d_.layers[layer].o);
-    for (int i; (i = items.next()) >= 0;) {
-      if (narrow) attention.attend(d_.items[i], d_.attended_bf16, d_.attention_stride);
-      else attention.attend(d_.items[i], d_.attended, d_.attention_stride);
+    int i = items.next();
+    if (i >= 0) attention.expect(d_.items[i]);
+    for (int after; i >= 0; i = after) {
+      after = items.next();
+      const AttentionItem* next = after >= 0 ? &d_.items[after] : nullptr;
+      if (narrow) attention.attend(d_.items[i], next, d_.attended_bf16, d_.attention_stride);
+      else attention.attend(d_.items[i], next, d_.attended, d_.attention_stride);
     }
     worker_.sync();
   }
@@ -205,6 +257,7 @@ class Step {
   const StepArgs& step_;
   Worker worker_;
   const int rows_;
+  Profile profile_;
   Room own_, shared_;  // this thread's, for a few rows (attention uses the same memory, at other times), and that of all
   float* row_;
 };

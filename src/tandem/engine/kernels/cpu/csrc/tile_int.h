@@ -4,6 +4,7 @@
 // were signed. Where it has offsets, the inputs' sum in floats is multiplied with the offset instead.
 #pragma once
 #include "decoder.h"
+#include "tile.h"
 
 namespace tandem {
 namespace TANDEM_VARIANT {
@@ -147,6 +148,85 @@ template <int R, int Bits, bool Offset> static void grouped_tile(const Inputs& i
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) store(c + r * kPanel + j * W, total[r][j]);
 }
+
+// Rows of 16-bit whole numbers with keys or values of int8, as a BTile of pairs; sums in whole numbers, given as floats.
+template <int R> static void pair_tile(const int16_t* a, int64_t lda, const BTile& b, float* c, int64_t ldc, bool) {
+  constexpr int N = kPanel / W;
+  I acc[R][N];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) acc[r][j] = splat_int(0);
+  const int16_t* base[3] = {a, a + 4 * lda, a + 8 * lda};
+  const int64_t lda3 = 3 * lda;
+  for (int s = 0; s < b.num_segments; ++s) {
+    const char* p = b.segments[s];
+    for (int i = 0; i < b.steps; ++i, p += b.step_bytes) {
+      I columns[N];
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) columns[j] = load_pairs(reinterpret_cast<const int8_t*>(p + (j * W < kHalf ? j * W * 2 : b.second + (j * W - kHalf) * 2)));
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const I x = splat_bytes(reinterpret_cast<const int8_t*>(base[r / 4] + row_offset(r, lda, lda3)));
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) acc[r][j] = dot_pairs(acc[r][j], columns[j], x);
+      }
+#pragma GCC unroll 3
+      for (int t = 0; t < (R + 3) / 4; ++t) base[t] += 2;
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) store(c + r * ldc + j * W, to_floats(acc[r][j]));
+}
+
+// The same for the few rows of a decode and 64 columns in four registers that lie anywhere: enough sums under way to keep the
+// multipliers busy.
+template <int R> static void wide_pair_tile(const int16_t* a, int64_t lda, const BTile& b, const int64_t* column_at, float* c, int64_t ldc) {
+  constexpr int N = 64 / W;
+  I acc[R][N];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) acc[r][j] = splat_int(0);
+  for (int s = 0; s < b.num_segments; ++s) {
+    const char* p = b.segments[s];
+    for (int i = 0; i < b.steps; ++i, p += b.step_bytes, a += 2) {
+      I x[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) x[r] = splat_bytes(reinterpret_cast<const int8_t*>(a + r * lda));
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) {
+        const I column = load_pairs(reinterpret_cast<const int8_t*>(p + column_at[j * W / kHalf] + j * W % kHalf * 2));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) acc[r][j] = dot_pairs(acc[r][j], column, x[r]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) store(c + r * ldc + j * W, to_floats(acc[r][j]));
+}
+static inline void wide_pairs(int rows, const int16_t* a, int64_t lda, const BTile& b, const int64_t* column_at, float* c, int64_t ldc) {
+  if (rows == 1) return wide_pair_tile<1>(a, lda, b, column_at, c, ldc);
+  if (rows == 2) return wide_pair_tile<2>(a, lda, b, column_at, c, ldc);
+  if (rows == 3) return wide_pair_tile<3>(a, lda, b, column_at, c, ldc);
+  wide_pair_tile<4>(a, lda, b, column_at, c, ldc);
+}
+static inline void wide_pairs(int, const float*, int64_t, const BTile&, const int64_t*, float*, int64_t) {}
+static inline void wide_pairs(int, const bf16*, int64_t, const BTile&, const int64_t*, float*, int64_t) {}
+
+struct PairProduct {
+  using A = int16_t;
+  static constexpr int kRows = kChannelRows;
+  template <int R> static TileFunction<A> pick(int rows) {
+    if constexpr (R == 1) return pair_tile<1>;
+    else return rows == R ? pair_tile<R> : pick<R - 1>(rows);
+  }
+  static TileFunction<A> tile(int rows) { return pick<kRows>(rows); }
+};
 
 using IntTile = void (*)(const Inputs& in, int row, const Matrix& w, PanelWalk walk, float* c);
 

@@ -78,6 +78,10 @@ static inline void store(int8_t* p, V x) {  // whole numbers from -128 to 127
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
 }
+static inline void store(int16_t* p, V x) {
+  const __m256i whole = _mm256_cvtps_epi32(x.v);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+}
 static inline V load_half(const uint16_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))}; }
 static inline V load(const fp8* p) {  // by its bits: below the smallest exponent the step is fixed
   const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
@@ -97,6 +101,9 @@ static inline I add(I a, I b) { return {_mm256_add_epi32(a.v, b.v)}; }
 static inline V to_floats(I x) { return {_mm256_cvtepi32_ps(x.v)}; }
 static inline I low_nibbles(I x) { return {_mm256_and_si256(x.v, _mm256_set1_epi32(0x0f0f0f0f))}; }
 static inline I high_nibbles(I x) { return {_mm256_and_si256(_mm256_srli_epi32(x.v, 4), _mm256_set1_epi32(0x0f0f0f0f))}; }
+static inline I load_pairs(const int8_t* p) { return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p))}; }  // of bytes, widened
+// Two 16-bit numbers of each lane, multiplied and added up.
+static inline I dot_pairs(I sum, I w, I a) { return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(w.v, a.v))}; }
 // Four unsigned bytes of each lane of `w` times four signed ones of `a`, added up; through 16 bits: the instruction for bytes saturates.
 static inline I dot(I sum, I w, I a) {
   const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w.v, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(a.v, 8), 8));

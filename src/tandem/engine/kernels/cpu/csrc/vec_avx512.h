@@ -71,6 +71,7 @@ static inline V load(const int8_t* p) {
 static inline void store(int8_t* p, V x) {  // whole numbers from -128 to 127
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
+static inline void store(int16_t* p, V x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.v))); }
 static inline V load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 static inline V load(const fp8* p) {  // by its bits: below the smallest exponent the step is fixed
   const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
@@ -90,10 +91,22 @@ static inline I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 static inline V to_floats(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
 static inline I low_nibbles(I x) { return {_mm512_and_si512(x.v, _mm512_set1_epi32(0x0f0f0f0f))}; }
 static inline I high_nibbles(I x) { return {_mm512_and_si512(_mm512_srli_epi32(x.v, 4), _mm512_set1_epi32(0x0f0f0f0f))}; }
+static inline I load_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }  // of bytes, widened
+// Two 16-bit numbers of each lane, multiplied and added up.
+static inline I dot_pairs(I sum, I w, I a) {
+#ifdef __AVX512VNNI__
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(a.v));
+  return sum;
+#else
+  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(w.v, a.v))};
+#endif
+}
 // Four unsigned bytes of each lane of `w` times four signed ones of `a`, added up.
 static inline I dot(I sum, I w, I a) {
 #ifdef __AVX512VNNI__
-  return {_mm512_dpbusd_epi32(sum.v, w.v, a.v)};
+  // Written out: gcc 12 takes the intrinsic's sum for an input beside the output, copies it, and spills half of a tile.
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(a.v));
+  return sum;
 #else  // through 16 bits: the instruction for bytes saturates
   const __m512i even = _mm512_madd_epi16(_mm512_and_si512(w.v, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8));
   const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(w.v, 8), _mm512_srai_epi16(a.v, 8));

@@ -92,6 +92,9 @@ static inline V load(const int8_t* p) {
 static inline void store(int8_t* p, V x) {  // whole numbers from -128 to 127
   for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(x.v[i]);
 }
+static inline void store(int16_t* p, V x) {
+  for (int i = 0; i < W; ++i) p[i] = static_cast<int16_t>(x.v[i]);
+}
 static inline V load_half(const uint16_t* p) {
   V r;
   for (int i = 0; i < W; ++i) r.v[i] = half_to_float(p[i]);
@@ -121,6 +124,15 @@ static inline I add(I a, I b) { return {a.v + b.v}; }
 static inline V to_floats(I x) { return {__builtin_convertvector(x.v, Floats)}; }
 static inline I low_nibbles(I x) { return {x.v & 0x0f0f0f0f}; }
 static inline I high_nibbles(I x) { return {(x.v >> 4) & 0x0f0f0f0f}; }
+static inline I load_pairs(const int8_t* p) {  // of bytes, widened
+  int16_t words[2 * W];
+  for (int i = 0; i < 2 * W; ++i) words[i] = p[i];
+  return load_ints(words);
+}
+// Two 16-bit numbers of each lane, multiplied and added up.
+static inline I dot_pairs(I sum, I w, I a) {
+  return {sum.v + ((w.v << 16) >> 16) * ((a.v << 16) >> 16) + (w.v >> 16) * (a.v >> 16)};
+}
 // Four unsigned bytes of each lane of `w` times four signed ones of `a`, added up.
 static inline I dot(I sum, I w, I a) {
   for (int i = 0; i < 32; i += 8) sum.v += ((w.v >> i) & 255) * ((a.v << (24 - i)) >> 24);
