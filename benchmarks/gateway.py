@@ -25,11 +25,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
-from benchmarks.gateway_load import Figures, Upstream, closed_loop, make_request, open_loop, streams
+from benchmarks.gateway_load import CHUNKS_PER_S, Figures, Upstream, closed_loop, make_request, open_loop, streams
 
-KEY = "sk-benchmark"
+KEY = "sk-benchmark-0123456789"
 ROLES = ("upstream", "tandem", "bare")
-STREAM_CHUNKS = 100
 
 
 def chat(prompt: str, **fields: object) -> bytes:
@@ -73,6 +72,8 @@ async def serve_bare(port: int, upstream_port: int) -> None:
 
 
 async def serve_tandem(port: int, upstream_port: int) -> None:
+    from prometheus_client import CollectorRegistry
+
     from tandem.config.gateway_admission import AdmissionConfig
     from tandem.config.gateway_routing import RoutingConfig
     from tandem.config.gateway_store import KeyConfig
@@ -95,7 +96,6 @@ async def serve_tandem(port: int, upstream_port: int) -> None:
     from tandem.gateway.serving import serve
     from tandem.gateway.store.database import Database
     from tandem.gateway.upstream.client import UpstreamClient
-    from prometheus_client import CollectorRegistry
 
     folder = Path(tempfile.mkdtemp(prefix="gateway-bench-"))
     (folder / "key").write_text(KEY)
@@ -134,7 +134,7 @@ def run_role(role: str, port: int, upstream_port: int) -> None:
     main = {"upstream": lambda: serve_upstream(port)}.get(role) or (
         (lambda: serve_tandem(port, upstream_port)) if role == "tandem" else (lambda: serve_bare(port, upstream_port))
     )
-    if profile := os.environ.get("GATEWAY_PROFILE"):
+    if role != "upstream" and (profile := os.environ.get("GATEWAY_PROFILE")):
         import cProfile
 
         profiler = cProfile.Profile()
@@ -238,11 +238,11 @@ async def measure(name: str, port: int, pid: int | None, options: argparse.Names
     lone = await best(3, lambda: closed_loop(port, long, 1, seconds / 2), lambda f: f.quantile(0.5))
     row["long_ms"] = 1e3 * lone.quantile(0.5)
     if options.streams:
-        request = make_request(chat("stream", max_tokens=STREAM_CHUNKS, stream=True), key)
-        before = 0.0 if pid is None else cpu_s(pid)
-        flow = await streams(port, request, options.streams)
+        num_chunks = int(CHUNKS_PER_S * (seconds + 5.0))
+        request = make_request(chat("stream", max_tokens=num_chunks, stream=True), key)
+        flow = await streams(port, request, options.streams, seconds, lambda: 0.0 if pid is None else cpu_s(pid))
         if pid is not None:
-            row["cpu_chunk_us"] = 1e6 * (cpu_s(pid) - before) / max(1, len(flow.latencies))
+            row["cpu_chunk_us"] = 1e6 * flow.cpu_s / max(1, len(flow.latencies))
         row["chunk_p50_ms"], row["chunk_p99_ms"] = 1e3 * flow.quantile(0.5), 1e3 * flow.quantile(0.99)
         row["chunks_per_s"] = len(flow.latencies) / flow.wall_s
         row["stream_errors"] = flow.num_errors

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -106,6 +107,7 @@ class Figures:
     latencies: list[float] = field(default_factory=list)
     num_errors: int = 0
     wall_s: float = 0.0
+    cpu_s: float = 0.0
 
     def quantile(self, q: float) -> float:
         ordered = sorted(self.latencies)
@@ -176,21 +178,21 @@ async def open_loop(port: int, request: bytes, rate: float, seconds: float) -> F
     async def one(due: float) -> None:
         protocol = idle.pop() if idle else (await loop.create_connection(PlainClient, "127.0.0.1", port))[1]
         is_good = await protocol.ask(request)
-        figures.latencies.append(loop.time() - due)
+        figures.latencies.append(time.perf_counter() - due)
         figures.num_errors += not is_good
         if not protocol.transport.is_closing():
             idle.append(protocol)
 
-    start = loop.time()
+    start = time.perf_counter()
     for number in range(int(rate * seconds)):
         due = start + number / rate
-        if (wait := due - loop.time()) > 0:
+        if (wait := due - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
         task = asyncio.ensure_future(one(due))
         running.add(task)
         task.add_done_callback(running.discard)
     await asyncio.gather(*running)
-    figures.wall_s = loop.time() - start
+    figures.wall_s = time.perf_counter() - start
     for protocol in idle:
         protocol.transport.close()
     return figures
@@ -226,16 +228,22 @@ class StreamClient(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def streams(port: int, request: bytes, number: int) -> Figures:
-    """`number` streams at once, opened over half a second."""
+async def streams(port: int, request: bytes, number: int, seconds: float, cpu_s: Callable[[], float]) -> Figures:
+    """`number` streams at once. Only what happens while all are open is counted, for `seconds`: opening a stream costs
+    what a request costs, and belongs to those figures."""
     loop, figures, done = asyncio.get_running_loop(), Figures(), []
-    started = loop.time()
     for index in range(number):
         future: asyncio.Future[None] = loop.create_future()
         done.append(future)
         await loop.create_connection(lambda f=future: StreamClient(request, figures, f), "127.0.0.1", port)
-        if index % 20 == 19:
-            await asyncio.sleep(0.01)
+        if index % 5 == 4:
+            await asyncio.sleep(2.0 * 5 / number)
+    await asyncio.sleep(1.0)
+    figures.latencies.clear()
+    started, before = time.perf_counter(), cpu_s()
+    await asyncio.sleep(seconds)
+    figures.wall_s, figures.cpu_s = time.perf_counter() - started, cpu_s() - before
+    steady, figures.latencies = figures.latencies, []
     await asyncio.wait_for(asyncio.gather(*done), 120)
-    figures.wall_s = loop.time() - started
+    figures.latencies = steady
     return figures

@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,17 @@ STARTING_LIMIT_S = 90.0
 
 
 class Served:
-    """Starts the command with a free port, and waits until it is ready."""
+    """Starts the command with a free port, and waits until it is ready. The engine itself, unless another is named."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None, wait: bool = True) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        wait: bool = True,
+        command: Sequence[str] = ("serve", "--no-gateway"),
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tandem.cli.main", "serve", *arguments, "--port", "0"],
+            [sys.executable, "-m", "tandem.cli.main", *command, *arguments, "--port", "0"],
             stderr=subprocess.PIPE,
             text=True,
             env=env,

@@ -146,7 +146,7 @@ def test_what_this_device_lacks_is_refused_before_any_work(
 
 
 def test_a_build_past_its_limits_is_refused(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.compiler.judging.MAX_TOKENS", 600)
+    monkeypatch.setattr("tandem.compiler.judging.MAX_SEQUENCES", 2)
     options = BuildOptions(model=str(smollm2), output=str(tmp_path / "x.engine"), precision="w8a8", max_kl=1e-6)
     with pytest.raises(BuildFailed, match=r"changes the model too much.*--accept-quality"):
         build_engine_file(options, SilentStages())

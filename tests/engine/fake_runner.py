@@ -14,6 +14,7 @@ from tandem.core.clock import ManualClock
 from tandem.core.request import Request
 from tandem.engine.core import EngineCore
 from tandem.engine.kvcache.block_pool import NULL_BLOCK
+from tandem.engine.kvcache.events import CacheEventLog
 from tandem.engine.kvcache.layer_groups import LayerGroup
 from tandem.engine.kvcache.manager import KVCacheManager
 from tandem.engine.messages import NewRequest
@@ -126,7 +127,10 @@ class Harness:
         next_token: NextToken = hashed_token,
     ) -> None:
         self.clock = ManualClock()
-        self.kv = KVCacheManager(num_blocks, block_size, groups, enable_prefix_caching=prefix_caching)
+        self.events = CacheEventLog(groups, block_size)
+        self.kv = KVCacheManager(
+            num_blocks, block_size, groups, enable_prefix_caching=prefix_caching, listener=self.events
+        )
         self.scheduler = Scheduler(
             self.kv,
             max_num_seqs=max_num_seqs,
@@ -141,6 +145,7 @@ class Harness:
             eos_token_ids=eos,
             watch_text=lambda new: None,
             stats=StatsKeeper(self.scheduler, TINY),
+            cache_events=self.events,
         )
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.reasons: dict[tuple[str, int], str] = {}

@@ -15,6 +15,7 @@ from tandem.core.errors import EngineFailed, MemoryTooSmall, ModelUnsupported, U
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.core_client import CoreClient
 from tandem.engine.messages import NewRequest, Output
+from tandem.protocol.state import BlockStored, CacheResync, KVEventBatch
 from tests.engine.models.tiny import llama_config, save_random
 
 
@@ -126,6 +127,26 @@ async def test_the_idle_core_gives_signs_of_life(client: CoreClient) -> None:
     first = client.stats.time_s
     await until(lambda: client.stats.time_s > first)
     assert client.heartbeat_age_s() < 10
+
+
+async def test_changes_of_the_prefix_cache_are_reported_while_somebody_watches(client: CoreClient) -> None:
+    await collect(client, request("before", 40))
+    batches: list[KVEventBatch] = []
+    client.watch_cache(batches.append)
+    await until(lambda: bool(batches))
+    (resync,) = batches[0].events
+    assert isinstance(resync, CacheResync)
+    assert len(resync.block_hashes) == 2, "43 tokens, of which the last has no KV, are two full blocks of 16"
+    prompt = request("after", 20)
+    prompt.prompt_token_ids = [7] * 20
+    await collect(client, prompt)
+    stored = [event for batch in batches[1:] for event in batch.events]
+    assert all(isinstance(event, BlockStored) for event in stored)
+    assert sum(len(event.block_hashes) for event in stored) == 2
+    await until(lambda: client.stats.kv_events_sequence == stored[-1].sequence)
+    client.watch_cache(None)
+    await collect(client, request("unseen", 50))
+    assert client.stats.kv_events_sequence == stored[-1].sequence
 
 
 async def test_what_keeps_a_model_from_loading_is_raised(model: Path, tmp_path: Path) -> None:

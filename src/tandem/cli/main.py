@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     # Here, so that the module of a command imports what it needs only when `tandem` runs.
-    from tandem.cli import build, chat, generate, inspect, models, serve
+    from tandem.cli import bench, build, chat, check, gateway, generate, inspect, models, serve, stress, top
 
     parser = argparse.ArgumentParser(
         prog="tandem",
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tandem {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, chat, generate, models, build, inspect):
+    for command in (serve, gateway, check, top, chat, generate, models, build, inspect, bench, stress):
         command.register(commands)
     return parser
 

@@ -1,4 +1,4 @@
-"""`tandem serve`: one engine behind the OpenAI API."""
+"""`tandem serve`: one engine behind the gateway, or, with --no-gateway, the engine alone."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ def register(commands: Commands) -> None:
     )
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"the model (default: {DEFAULT_MODEL})")
     add_config_flag(parser)
+    parser.add_argument(
+        "--no-gateway", action="store_true", help="Serve the engine itself: no keys, batches, ledger or waiting rooms."
+    )
     parser.add_argument("--print-config", action="store_true", help="Print the settings in force, and end.")
     add_settings(parser, ServerConfig, "server", skip=set())
     add_settings(parser, EngineConfig, "engine", skip={"model"})
@@ -41,7 +44,11 @@ def _run(args: argparse.Namespace) -> int:
     if args.print_config:
         print(json.dumps({"server": _shown(server), "engine": _shown(engine)}, indent=2))
         return 0
-    return _serve(server, engine)
+    if args.no_gateway or server.uds is not None:
+        return _serve(server, engine)
+    from tandem.cli.serve_gateway import serve_behind_gateway
+
+    return serve_behind_gateway(server, engine)
 
 
 def _shown(settings: msgspec.Struct) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     read -> quantise -> export -> fuse -> pack -> measure -> compile -> write
 
 For CPUs: the fused graph is lowered to one native operator over one packed image (lowering.py), which AOTInductor
-compiles twice, for a single token and for everything else.
+compiles twice, for a single token and for everything else. For GPUs: cuda.py.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def build_engine_file(options: BuildOptions, progress: StageProgress) -> EngineM
     A build past its limits of quality is refused unless accepted.
     """
     if options.device == "cuda":
-        raise ConfigError("device is cuda, for which engine files can't be built yet; the paged engine serves GPUs.")
+        from tandem.compiler.cuda import build_for_cuda  # only here: it takes Triton
+
+        return build_for_cuda(options, progress)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     target = Path(options.output).expanduser()
     with progress.stage("read"):
@@ -69,14 +71,14 @@ def build_engine_file(options: BuildOptions, progress: StageProgress) -> EngineM
             return existing
     kernels = _kernels()
     with EngineWriter(target) as writer:
-        calibration = _calibration(options, checkpoint, resolved)
+        calibration = calibration_for(options, checkpoint, resolved)
         with progress.stage("quantise"):
             model = quantize(checkpoint, resolved.recipe, calibration=calibration, progress=progress.advance)
         stack = make_stack(model, getattr(torch, resolved.dtype), kernels, progress)
         with progress.stage("measure"):
             quality = judge(checkpoint, stack.image, stack.entries, resolved, options, kernels, progress.advance)
         if not quality.is_within_limits and not options.accept_quality:
-            raise BuildFailed(_too_lossy(quality, resolved))
+            raise BuildFailed(too_lossy(quality, resolved))
         with progress.stage("compile"):
             package = writer.work / PACKAGE
             _compile(stack, options, package)
@@ -85,8 +87,8 @@ def build_engine_file(options: BuildOptions, progress: StageProgress) -> EngineM
             writer.add(WEIGHTS, "weights", bytes_of(stack.image))
             writer.add_file(PACKAGE, "library", package)
             writer.add_text(checkpoint)
-        manifest = _manifest(options, resolved, source, machine, fingerprint, model, stack, quality, calibration)
-        return writer.finish(_with_times(manifest, progress))
+        manifest = manifest_of(options, resolved, source, machine, fingerprint, model, stack, quality, calibration)
+        return writer.finish(with_times(manifest, progress))
 
 
 def _compile(stack: Stack, options: BuildOptions, package: Path) -> None:
@@ -97,7 +99,7 @@ def _compile(stack: Stack, options: BuildOptions, package: Path) -> None:
     compile_package(programs, package)
 
 
-def _calibration(options: BuildOptions, checkpoint: Checkpoint, resolved: Resolved) -> Calibration | None:
+def calibration_for(options: BuildOptions, checkpoint: Checkpoint, resolved: Resolved) -> Calibration | None:
     if not resolved.recipe.calibrated:
         if options.calibration is not None:
             raise ConfigError(f"calibration is given, but {resolved.precision} doesn't look at any text; leave it out.")
@@ -126,7 +128,7 @@ def _target() -> Target:
     )
 
 
-def _manifest(
+def manifest_of(
     options: BuildOptions,
     resolved: Resolved,
     source: Source,
@@ -169,7 +171,7 @@ def _manifest(
     )
 
 
-def _with_times(manifest: EngineManifest, progress: StageProgress) -> EngineManifest:
+def with_times(manifest: EngineManifest, progress: StageProgress) -> EngineManifest:
     return msgspec.structs.replace(manifest, build_s=dict(progress.seconds))
 
 
@@ -178,7 +180,7 @@ def _activations(model: QuantizedModel) -> str:
     return "float" if isinstance(matrix, Tensor) else matrix.activations
 
 
-def _too_lossy(quality: Quality, resolved: Resolved) -> str:
+def too_lossy(quality: Quality, resolved: Resolved) -> str:
     return (
         f"precision {resolved.precision} changes the model too much: mean KL {quality.mean_kl:.4f} (limit "
         f"{quality.max_kl:g}), same first token {quality.top1_agreement:.1%} (limit {quality.min_top1:.0%}). Take more "

@@ -18,12 +18,13 @@ from tandem.engine.kernels.cpu.weights import ImageEntry
 from tandem.engine.kvcache.layer_groups import group_layers
 from tandem.engine.loading.base import Checkpoint
 from tandem.engine.loading.engine_manifest import Quality
-from tandem.engine.quantization.calibration import held_out_text
+from tandem.engine.quantization.calibration import held_out_tokens
 from tandem.engine.quantization.quality import SEQUENCE_LENGTH, Limits, LogitsFn, measure, passes
 from tandem.engine.text.tokenizer import load_tokenizer
 
 BLOCK_SIZE = 16
-MAX_TOKENS = 20_000
+MAX_SEQUENCES = 1_000
+"""More than there are; tests judge by fewer."""
 
 
 def judge(
@@ -38,7 +39,6 @@ def judge(
     """Perplexity, divergence and agreement on the held-out text, and whether they are within the limits asked for."""
     spec = checkpoint.spec
     length = min(SEQUENCE_LENGTH, spec.max_position)
-    tokens = held_out_tokens(checkpoint)
     num_blocks = -(-length // BLOCK_SIZE) * len(group_layers([spec.window(i) for i in range(spec.num_layers)]))
     reference = CpuDecoder(
         spec,
@@ -66,10 +66,23 @@ def judge(
         groups=reference.groups,
     )
     try:
-        found = measure(logits_of(reference), logits_of(built), tokens, sequence_length=length, progress=progress)
+        return compare(checkpoint, logits_of(reference), logits_of(built), options, progress)
     finally:
         reference.close()
         built.close()
+
+
+def compare(
+    checkpoint: Checkpoint,
+    reference: LogitsFn,
+    built: LogitsFn,
+    options: BuildOptions,
+    progress: Callable[[int, int], None],
+) -> Quality:
+    """The same for any two networks."""
+    length = min(SEQUENCE_LENGTH, checkpoint.spec.max_position)
+    tokens = held_out_tokens(load_tokenizer(checkpoint.text).encode, sequence_length=length)[:MAX_SEQUENCES]
+    found = measure(reference, built, tokens, progress=progress)
     limits = Limits(options.max_kl, options.min_top1)
     return Quality(
         reference=_reference_name(checkpoint),
@@ -82,12 +95,6 @@ def judge(
         min_top1=limits.top1_agreement,
         is_within_limits=passes(found, limits),
     )
-
-
-def held_out_tokens(checkpoint: Checkpoint) -> Tensor:
-    """int32 [N], at most `MAX_TOKENS`."""
-    ids = load_tokenizer(checkpoint.text).encode(held_out_text())
-    return torch.tensor([i for i in ids if i < checkpoint.spec.vocab_size][:MAX_TOKENS], dtype=torch.int32)
 
 
 def logits_of(decoder: CpuDecoder) -> LogitsFn:

@@ -11,6 +11,12 @@ import msgspec
 from msgspec import Meta
 
 from tandem.config.engine import EngineConfig
+from tandem.config.gateway_admission import AdmissionConfig
+from tandem.config.gateway_http import GatewayHttpConfig
+from tandem.config.gateway_replicas import CircuitConfig, HealthConfig, ProcessConfig
+from tandem.config.gateway_routing import RoutingConfig
+from tandem.config.gateway_store import BatchesConfig, KeyConfig, StoreConfig
+from tandem.config.gateway_upstream import UpstreamConfig
 from tandem.config.server import ServerConfig
 from tandem.core.errors import ConfigError
 from tandem.core.types import ServiceClass
@@ -40,17 +46,39 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the gateway listens and where its state lives."""
+    """Where the gateway listens, where its state lives, and the settings of its parts."""
 
     listen: Annotated[str, Meta(description="host:port to listen on.")] = "127.0.0.1:8000"
     database: Annotated[
         str, Meta(description="SQLAlchemy address of the state: sqlite:///FILE on one machine, else postgresql://…")
     ] = "sqlite:///tandem.db"
+    processes: Annotated[
+        int, Meta(ge=1, le=64, description="Gateway processes on the one port; more than one needs a shared database.")
+    ] = 1
+    currency: Annotated[str, Meta(min_length=3, max_length=3, description="Of all prices, by ISO 4217.")] = "USD"
+    price_version: Annotated[
+        str, Meta(min_length=1, max_length=32, description="Names this edition of the prices in the ledger.")
+    ] = "1"
+    http: GatewayHttpConfig = GatewayHttpConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
+    health: HealthConfig = HealthConfig()
+    circuit: CircuitConfig = CircuitConfig()
+    process: ProcessConfig = ProcessConfig()
+    routing: RoutingConfig = RoutingConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    store: StoreConfig = StoreConfig()
+    batches: BatchesConfig = BatchesConfig()
+    key: Annotated[
+        tuple[KeyConfig, ...], Meta(description="API keys. With none, and none in the database, everybody may come in.")
+    ] = ()
 
     def __post_init__(self) -> None:
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdigit() or int(port) > 65535:
             raise ConfigError(f"listen is {self.listen!r}; it must be host:port, such as 127.0.0.1:8000.")
+        names = [key.name for key in self.key]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"two keys are called {min(twice)!r}; a key's name must be unique.")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +96,33 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     )
     price_per_hour: Annotated[float, Meta(ge=0, description="What one replica costs an hour.")] = 0.0
     max_output_tokens: Annotated[int, Meta(ge=1, description="Cap on the tokens of one answer.")] | None = None
+    aliases: Annotated[
+        tuple[str, ...], Meta(description="Names that clients use; pools may share one. Default: the model's own.")
+    ] = ()
+    precision: Annotated[
+        str | None, Meta(description="Of its weights, for classes that allow only some. Default: as the engine says.")
+    ] = None
+    max_concurrency: (
+        Annotated[int, Meta(ge=1, description="Requests at once in one replica. Default: a quarter over its seats.")]
+        | None
+    ) = None
+    has_priorities: Annotated[
+        bool, Meta(description="Its engines were started with priority scheduling (vLLM, SGLang).")
+    ] = False
+    api_key: (
+        Annotated[str, Meta(description="Where the key of its engines stands: env:NAME or file:PATH.")] | None
+    ) = None
+    replicas: Annotated[int, Meta(ge=0, description="How many the process provider keeps running.")] = 1
+    command: (
+        Annotated[
+            str,
+            Meta(min_length=1, description="Starts a replica, with {port} or {socket}, {model}. Default: our engine."),
+        ]
+        | None
+    ) = None
+    memory_share: (
+        Annotated[float, Meta(gt=0, le=1, description="Of its devices' memory. Default: what is left, evenly.")] | None
+    ) = None
     engine_options: Annotated[
         dict[str, bool | int | float | str], Meta(description="Settings of [engine] that differ in this pool.")
     ] = {}

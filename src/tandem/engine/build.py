@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tandem.config.engine import EngineConfig
 from tandem.core.clock import Clock
 from tandem.engine.core import EngineCore
+from tandem.engine.kvcache.events import CacheEventLog
 from tandem.engine.kvcache.manager import KVCacheManager
 from tandem.engine.loading.base import Checkpoint
 from tandem.engine.loading.engine_file import EngineFile
@@ -60,12 +61,14 @@ def _precision(checkpoint: Checkpoint, machine: Machine) -> str:
 def _make_core(
     config: EngineConfig, checkpoint: Checkpoint, memory: MemoryPlan, runner: ModelRunner, clock: Clock
 ) -> EngineCore:
+    events = CacheEventLog(memory.groups, memory.block_size)
     kv = KVCacheManager(
         memory.num_blocks,
         memory.block_size,
         memory.groups,
         enable_prefix_caching=config.enable_prefix_caching,
         hash_seed=config.hash_seed,
+        listener=events,
     )
     scheduler = Scheduler(
         kv,
@@ -80,6 +83,7 @@ def _make_core(
         eos_token_ids=frozenset(checkpoint.spec.eos_token_ids),
         watch_text=text_watcher(checkpoint.text),
         stats=StatsKeeper(scheduler, checkpoint.spec),
+        cache_events=events,
     )
 
 

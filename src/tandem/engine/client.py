@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from tandem.engine.messages import EngineStats, NewRequest, Output, Ready
+from tandem.protocol.state import KVEventBatch
 
 
 class EngineClient(Protocol):
@@ -29,6 +30,13 @@ class EngineClient(Protocol):
 
     def watch_steps(self, listener: Callable[[EngineStats], None]) -> None:
         """Call `listener` with every report from now on."""
+        ...
+
+    def watch_cache(self, listener: Callable[[KVEventBatch], None] | None) -> None:
+        """Call `listener` with the prefix cache's changes from now on, the first being a `CacheResync`; None ends it.
+
+        Called again, it begins anew. Nothing comes while the engine is not loaded or has died.
+        """
         ...
 
     def heartbeat_age_s(self) -> float:

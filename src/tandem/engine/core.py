@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
 from tandem.core.request import Rank, Request, StopWatch
+from tandem.engine.kvcache.events import CacheEventLog
 from tandem.engine.messages import EngineStats, NewRequest, Output, RequestUsage, TokenLogprobs
 from tandem.engine.runner.base import ModelRunner, StepResult
 from tandem.engine.scheduler import ScheduledRequest, Scheduler, StepPlan
 from tandem.engine.stats import StatsKeeper
 from tandem.engine.stopping import check_stop
+from tandem.protocol.state import KVEvent
 
 StopWatchFactory = Callable[[NewRequest], StopWatch | None]
 """Makes the follower of one answer's text; None where the request has no stop strings."""
@@ -39,6 +41,7 @@ class EngineCore:
         eos_token_ids: frozenset[int],
         watch_text: StopWatchFactory,
         stats: StatsKeeper,
+        cache_events: CacheEventLog | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
@@ -46,6 +49,7 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._watch_text = watch_text
         self._stats = stats
+        self._cache_events = cache_events
         self._entries: dict[str, _Entry] = {}
         self._next_serial = 0
 
@@ -54,7 +58,19 @@ class EngineCore:
         return self.scheduler.has_work
 
     def stats(self) -> EngineStats:
-        return self._stats.report(self._clock.now())
+        stats = self._stats.report(self._clock.now())
+        if self._cache_events is not None:
+            stats.kv_events_sequence = self._cache_events.sequence
+        return stats
+
+    def watch_cache(self, is_on: bool) -> None:
+        """Whether changes of the prefix cache are recorded; see `CacheEventLog.watch`."""
+        if self._cache_events is not None:
+            self._cache_events.watch(is_on)
+
+    def take_cache_events(self) -> list[KVEvent]:
+        """Those since the last call; none unless somebody watches."""
+        return [] if self._cache_events is None else self._cache_events.take(self.scheduler.kv.pool)
 
     def add(self, new: NewRequest) -> None:
         """Queue a request that the front has checked."""

@@ -22,6 +22,7 @@ from tandem.core.errors import EngineFailed, TandemError, Unavailable
 from tandem.engine.channel import FrameBuffer, frame
 from tandem.engine.messages import (
     Abort,
+    CacheChanged,
     Drain,
     EngineStats,
     Failed,
@@ -29,9 +30,12 @@ from tandem.engine.messages import (
     Output,
     Ready,
     StepReport,
+    ToCore,
+    WatchCache,
     from_core_decoder,
     to_core_encoder,
 )
+from tandem.protocol.state import KVEventBatch
 
 
 class _Protocol(asyncio.Protocol):
@@ -62,6 +66,7 @@ class CoreClient:
         self._gone = asyncio.Event()
         self._draining = False
         self._step_listener: Callable[[EngineStats], None] | None = None
+        self._cache_listener: Callable[[KVEventBatch], None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -129,6 +134,12 @@ class CoreClient:
         """Call `listener` with every report from now on."""
         self._step_listener = listener
 
+    def watch_cache(self, listener: Callable[[KVEventBatch], None] | None) -> None:
+        """See `client.EngineClient.watch_cache`."""
+        self._cache_listener = listener
+        if self.is_alive and self.info is not None:
+            self._send(WatchCache(listener is not None))
+
     def heartbeat_age_s(self) -> float:
         return time.monotonic() - self._stats.time_s
 
@@ -156,7 +167,7 @@ class CoreClient:
             if num_unfinished and self.is_alive:
                 self._send(Abort([request.request_id]))
 
-    def _send(self, message: NewRequest | Abort | Drain) -> None:
+    def _send(self, message: ToCore) -> None:
         assert self._transport is not None
         self._transport.write(frame(to_core_encoder.encode(message)))
 
@@ -170,6 +181,9 @@ class CoreClient:
                 # A request that was aborted just now may still have outputs on the way.
                 if queue := self._queues.get(output.request_id):
                     queue.put_nowait(output)
+        elif isinstance(message, CacheChanged):
+            if self._cache_listener:
+                self._cache_listener(message.batch)
         elif isinstance(message, Ready):
             self.info = message
             # Loading may have taken longer than a heartbeat may be old; this is a sign of life too.

@@ -21,7 +21,18 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import TandemError
 from tandem.engine.channel import Channel
 from tandem.engine.core import EngineCore
-from tandem.engine.messages import Abort, Drain, Failed, NewRequest, StepReport, from_core_encoder, to_core_decoder
+from tandem.engine.messages import (
+    Abort,
+    CacheChanged,
+    Drain,
+    Failed,
+    NewRequest,
+    StepReport,
+    WatchCache,
+    from_core_encoder,
+    to_core_decoder,
+)
+from tandem.protocol.state import KVEventBatch
 
 HEARTBEAT_S = 0.5
 """An idle core gives a sign of life this often."""
@@ -42,6 +53,8 @@ class CoreLoop:
                 self._take(payload)
             outputs = self._core.step()
             self._channel.send(from_core_encoder.encode(StepReport(outputs, self._core.stats())))
+            if events := self._core.take_cache_events():
+                self._channel.send(from_core_encoder.encode(CacheChanged(KVEventBatch(events=events))))
 
     def _take(self, payload: bytes) -> None:
         message = to_core_decoder.decode(payload)
@@ -52,6 +65,8 @@ class CoreLoop:
                 self._core.abort(request_id)
         elif isinstance(message, Drain):
             self._draining = True
+        elif isinstance(message, WatchCache):
+            self._core.watch_cache(message.is_on)
 
 
 def _serve(channel: Channel) -> None:

@@ -1,7 +1,8 @@
 """What front and core say to each other, as msgpack frames over a socket pair. Neither sees the other's objects.
 
-front → core: `NewRequest`, `Abort`, `Drain`.  core → front: `Ready` once, then a `StepReport` after every step and at
-least twice a second when idle (the heartbeat), or `Failed` as its last word.
+front → core: `NewRequest`, `Abort`, `Drain`, `WatchCache`.  core → front: `Ready` once, then a `StepReport` after every
+step and at least twice a second when idle (the heartbeat), `CacheChanged` while somebody watches, or `Failed` as its
+last word.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import msgspec
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason, ServiceClass
+from tandem.protocol.state import KVEventBatch
 
 
 class NewRequest(msgspec.Struct, tag="new", kw_only=True):
@@ -37,6 +39,12 @@ class Abort(msgspec.Struct, tag="abort"):
 
 class Drain(msgspec.Struct, tag="drain"):
     """Exit when nothing runs or waits any more."""
+
+
+class WatchCache(msgspec.Struct, tag="watch-cache"):
+    """Report the prefix cache's changes from now on, beginning with all that is there; or no longer."""
+
+    is_on: bool
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -127,6 +135,12 @@ class StepReport(msgspec.Struct, tag="step"):
     stats: EngineStats
 
 
+class CacheChanged(msgspec.Struct, tag="cache"):
+    """What one step changed in the prefix cache."""
+
+    batch: KVEventBatch
+
+
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
     """The model is loaded. What the front must know about it, and what was printed at start."""
 
@@ -157,8 +171,8 @@ class Failed(msgspec.Struct, tag="failed"):
     """Name of the error class in `core.errors`."""
 
 
-ToCore = NewRequest | Abort | Drain
-FromCore = Ready | StepReport | Failed
+ToCore = NewRequest | Abort | Drain | WatchCache
+FromCore = Ready | StepReport | CacheChanged | Failed
 
 to_core_encoder = msgspec.msgpack.Encoder()
 to_core_decoder = msgspec.msgpack.Decoder(ToCore)

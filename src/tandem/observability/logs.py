@@ -30,7 +30,8 @@ def setup_logging(level: str = "info", log_format: LogFormat = "text", stream: T
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("asyncio").setLevel(max(root.level, logging.WARNING))
+    for chatty in ("asyncio", "alembic"):
+        logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:

@@ -16,6 +16,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
 from tandem.engine.messages import EngineStats, NewRequest, Output, Ready, RequestUsage, TokenLogprobs
 from tandem.protocol.chat import ChatCompletionRequest
+from tandem.protocol.state import KVEventBatch
 
 EOS = 256
 BOS = 257
@@ -121,6 +122,8 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.drained_s: float | None = None
         self.listener: Callable[[EngineStats], None] | None = None
+        self.cache_listener: Callable[[KVEventBatch], None] | None = None
+        self.num_watched = 0
         self._dead = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -133,6 +136,10 @@ class FakeEngine:
 
     def watch_steps(self, listener: Callable[[EngineStats], None]) -> None:
         self.listener = listener
+
+    def watch_cache(self, listener: Callable[[KVEventBatch], None] | None) -> None:
+        self.cache_listener = listener
+        self.num_watched += 1
 
     async def generate(self, request: NewRequest) -> AsyncGenerator[Output, None]:
         if self.drained_s is not None or self.info is None:

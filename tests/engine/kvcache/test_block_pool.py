@@ -16,7 +16,7 @@ class Events:
     def __init__(self) -> None:
         self.log: list[tuple[str, BlockHash, int]] = []
 
-    def on_stored(self, block_hash: BlockHash, group: int) -> None:
+    def on_stored(self, block_hash: BlockHash, group: int, parent: BlockHash | None) -> None:
         self.log.append(("stored", block_hash, group))
 
     def on_evicted(self, block_hash: BlockHash, group: int) -> None:

@@ -15,6 +15,7 @@ from tandem.engine.front import status, tokens
 from tandem.engine.front.chat import chat_completions
 from tandem.engine.front.completions import completions
 from tandem.engine.front.front import FRONT, Front
+from tandem.engine.front.kv_events import KV_EVENTS, KVEventBuffer, kv_events
 from tandem.engine.front.middleware import add_request_id, identify, require_key, shape_errors
 from tandem.engine.front.text_service import TextService
 from tandem.observability.metrics import EngineMetrics
@@ -38,6 +39,7 @@ def create_app(
         middlewares=[identify, shape_errors, *keys], client_max_size=int(config.max_body_mib * _BYTES_IN_MIB)
     )
     app[FRONT] = front
+    app[KV_EVENTS] = KVEventBuffer(client, front.clock)
     app.on_response_prepare.append(add_request_id)
     app.cleanup_ctx.append(_close_front)
     client.watch_steps(front.steps.record)
@@ -59,6 +61,7 @@ def _add_routes(app: web.Application) -> None:
             web.get("/metrics", status.metrics),
             web.get("/version", status.version),
             web.get("/tandem/state", status.state),
+            web.get("/tandem/kv-events", kv_events),
         ]
     )
 

@@ -26,7 +26,7 @@ OPEN_ROUTES: Final = frozenset({"/health", "/ready"})
 """For load balancers and orchestrators, which have no key. They say whether the engine lives, and if not, why."""
 CLIENT_CLOSED: Final = 499
 """nginx's status for a client that left; only ever logged."""
-_QUIET_ROUTES: Final = OPEN_ROUTES | {"/metrics", "/tandem/state"}
+_QUIET_ROUTES: Final = OPEN_ROUTES | {"/metrics", "/tandem/state", "/tandem/kv-events"}
 _log = logging.getLogger(__name__)
 
 

@@ -25,7 +25,9 @@ NULL_BLOCK = BlockId(-1)
 class PoolListener(Protocol):
     """Told of every change of what the prefix cache can find, in order."""
 
-    def on_stored(self, block_hash: BlockHash, group: int) -> None: ...
+    def on_stored(self, block_hash: BlockHash, group: int, parent: BlockHash | None) -> None:
+        """`parent`: the block before it in its prompt; None for the first."""
+        ...
 
     def on_evicted(self, block_hash: BlockHash, group: int) -> None: ...
 
@@ -94,18 +96,22 @@ class BlockPool:
                 else:
                     self._evictable[block] = None
 
-    def register(self, block: BlockId, block_hash: BlockHash, group: int) -> None:
+    def register(self, block: BlockId, block_hash: BlockHash, group: int, parent: BlockHash | None = None) -> None:
         """Make a full block findable. If another already holds the same tokens, that one stays the findable one."""
         assert self._references[block] > 0, f"block {block} is held by nobody"
         if self._key_of[block] is None and block_hash not in self._block_of[group]:
             self._key_of[block] = (group, block_hash)
             self._block_of[group][block_hash] = block
             if self._listener:
-                self._listener.on_stored(block_hash, group)
+                self._listener.on_stored(block_hash, group, parent)
 
     def find(self, block_hash: BlockHash, group: int) -> BlockId | None:
         """The block that holds these tokens for this group, without taking a reference."""
         return self._block_of[group].get(block_hash)
+
+    def findable(self, group: int) -> list[BlockHash]:
+        """Everything that the prefix cache can find for this group, in the order in which it was stored."""
+        return list(self._block_of[group])
 
     def clear_cache(self) -> None:
         """Forget every block that nobody holds."""

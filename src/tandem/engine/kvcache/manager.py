@@ -223,10 +223,12 @@ class KVCacheManager:
         if not self._caching or num_full <= request.num_registered_blocks:
             return
         self._hasher.extend(request)
+        hashes = request.block_hashes
         for index in range(request.num_registered_blocks, num_full):
+            parent = hashes[index - 1] if index else None
             for group, table in enumerate(request.block_tables):
                 if table[index] != NULL_BLOCK:
-                    self.pool.register(table[index], request.block_hashes[index], group)
+                    self.pool.register(table[index], hashes[index], group, parent)
         request.num_registered_blocks = num_full
 
     def free(self, request: Request) -> None:

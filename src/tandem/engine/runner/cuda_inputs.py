@@ -106,9 +106,10 @@ class StepInputs:
         return _Places(*begins)
 
     def upload(
-        self, scheduled: Sequence[ScheduledRequest], logit_rows: Sequence[int], padded_to: int = 0
+        self, scheduled: Sequence[ScheduledRequest], logit_rows: Sequence[int], padded_to: int = 0, least: int = 0
     ) -> StepLayout:
         """Send a step on its way. `padded_to`: fill a step of single tokens up to so many sequences, all with logits.
+        `least`: fill any step up to so many sequences, those without tokens, and to so many wanted rows.
 
         The kernels that read it may be launched at once: they come behind the copy on the device's queue.
         """
@@ -116,8 +117,8 @@ class StepInputs:
         starts = np.fromiter((s.start for s in scheduled), np.int32, len(scheduled))
         rows = np.fromiter((self.tables.update(s.request) for s in scheduled), np.int32, len(scheduled))
         num_tokens = padded_to or int(counts.sum())
-        num_sequences = padded_to or len(scheduled)
-        places = self._places(num_tokens, num_sequences, padded_to or len(logit_rows))
+        num_sequences = padded_to or max(len(scheduled), least)
+        places = self._places(num_tokens, num_sequences, padded_to or max(len(logit_rows), least))
         self._wait_for_last_upload()
         self._write(places, scheduled, counts, starts, rows, logit_rows, num_tokens)
         self._send(places)
@@ -139,8 +140,9 @@ class StepInputs:
         num_tokens: int,
     ) -> None:
         array, used, size = self._array, int(counts.sum()), len(scheduled)
-        # Padding: position 0 of an empty context, written nowhere.
+        # Padding: position 0 of an empty context, written nowhere; its sequences begin and end behind all others.
         array[: places.slots] = 0
+        array[places.query_start : places.context_len] = used
         array[places.slots : places.changes] = -1
         query_start = np.zeros(size + 1, dtype=np.int32)
         np.cumsum(counts, out=query_start[1:])

@@ -40,6 +40,10 @@ def resolve_machine(config: EngineConfig, checkpoint: Checkpoint) -> Machine:
     """Raises `ConfigError` for a device that isn't there, or for what an engine file wasn't built for."""
     if isinstance(checkpoint, EngineFile):
         config = fitted(config, checkpoint)
+        if config.device == "cuda":
+            from tandem.engine.runner.compiled_cuda_making import check_gpu  # only here: it takes Triton
+
+            check_gpu(checkpoint)
     threads = config.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     device = _resolve_device(config)
@@ -55,6 +59,10 @@ def free_device_bytes(machine: Machine) -> int | None:
 def make_runner(config: EngineConfig, checkpoint: Checkpoint, memory: MemoryPlan, machine: Machine) -> ModelRunner:
     """Load the weights and allocate the KV. A GPU if there is one, else native kernels, else the torch reference."""
     if machine.device == "cuda":
+        if isinstance(checkpoint, EngineFile):
+            from tandem.engine.runner.compiled_cuda_making import open_on_gpu  # only here: it takes Triton
+
+            return open_on_gpu(checkpoint, config, memory)
         return _cuda_runner(config, checkpoint, memory, machine)
     tables = BlockTableRows(len(memory.groups), config.max_num_seqs, -(-memory.max_model_len // memory.block_size))
     if isinstance(checkpoint, EngineFile):

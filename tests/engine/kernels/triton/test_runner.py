@@ -3,6 +3,7 @@ preemption, windows and prefix hits, and logits of whole models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,7 +60,17 @@ class Both:
 
 
 class Engine:
-    def __init__(self, spec: ModelSpec, device: torch.device, *, kv_dtype: torch.dtype, num_blocks: int) -> None:
+    """`tested`: makes the runner of a spec and the shape of its caches, if it isn't to be `CudaRunner`."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: torch.device,
+        *,
+        kv_dtype: torch.dtype,
+        num_blocks: int,
+        tested: Callable[[ModelSpec, tuple[int, ...]], ModelRunner] | None = None,
+    ) -> None:
         size = 4
         groups = group_layers([spec.window(layer) for layer in range(spec.num_layers)])
         shape = (2, num_blocks, spec.num_kv_heads, size, spec.head_dim)
@@ -70,13 +81,17 @@ class Engine:
             BlockTableRows(len(groups), SEATS, LENGTH // size),
             "test",
         )
-        self.tested = CudaRunner(
-            TritonDecoder(spec, groups, checkpoint, torch.float32, device),
-            [make_kv(shape, kv_dtype, device) for _ in groups[0].layers],
-            max_num_seqs=SEATS,
-            max_num_batched_tokens=BUDGET,
-            max_model_len=LENGTH,
-        )
+        self.tested: ModelRunner
+        if tested is not None:
+            self.tested = tested(spec, shape)
+        else:
+            self.tested = CudaRunner(
+                TritonDecoder(spec, groups, checkpoint, torch.float32, device),
+                [make_kv(shape, kv_dtype, device) for _ in groups[0].layers],
+                max_num_seqs=SEATS,
+                max_num_batched_tokens=BUDGET,
+                max_model_len=LENGTH,
+            )
         self.both = Both(plain, self.tested)
         kv = KVCacheManager(num_blocks, size, groups)
         self.scheduler = Scheduler(kv, max_num_seqs=SEATS, max_num_batched_tokens=BUDGET, max_model_len=LENGTH)

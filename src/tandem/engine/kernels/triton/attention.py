@@ -39,6 +39,9 @@ class StepLayout:
     """Longest context in tokens, or any bound on it."""
     table_rows: Tensor | None = None
     """int32 [S]: the row of the block tables for each sequence; None: row s for sequence s."""
+    decides_on_device: bool = False
+    """Nothing is known of the sequences: the kernels read from `query_start` which have one query, and those take the
+    launch for them wherever they stand. `num_decodes` plays no part."""
 
 
 def layout_of(query_lengths: list[int], context_lengths: list[int], table_rows: Tensor | None = None) -> StepLayout:
@@ -93,11 +96,12 @@ def paged_attention(
     """`reference.paged_attention` on a GPU: [T, Q, D] → [T, Q, D], one launch for the leading sequences with a single
     query (two where their contexts are split), one for the others. `num_splits` overrides the heuristic."""
     launch = _Launch(queries, torch.empty_like(queries), kv, step, group, layout, scale, window, soft_cap)
-    if layout.num_decodes:
-        programs = layout.num_decodes * kv.data.shape[2]
+    singles = layout.num_sequences if layout.decides_on_device else layout.num_decodes
+    if singles:
+        programs = singles * kv.data.shape[2]
         splits = num_splits or choose_splits(programs, layout.max_context, num_processors(queries.device))
-        launch.decode(splits)
-    if layout.num_decodes < layout.num_sequences:
+        launch.decode(singles, splits)
+    if layout.decides_on_device or layout.num_decodes < layout.num_sequences:
         launch.prefill()
     return launch.output
 
@@ -116,8 +120,8 @@ class _Launch:
     window: int | None
     soft_cap: float | None
 
-    def decode(self, num_splits: int) -> None:
-        num_sequences, (_, num_heads, head_dim) = self.layout.num_decodes, self.queries.shape
+    def decode(self, num_sequences: int, num_splits: int) -> None:
+        _, num_heads, head_dim = self.queries.shape
         partial_output = partial_log_sum = self.output
         if num_splits > 1:
             partial_log_sum = self.queries.new_empty((num_sequences, num_heads, num_splits), dtype=torch.float32)
@@ -129,7 +133,10 @@ class _Launch:
                 self.output,
                 partial_output,
                 partial_log_sum,
+                self.step.query_start,
+                Q=num_heads,
                 D=head_dim,
+                DECIDES=self.layout.decides_on_device,
                 NUM_SPLITS=num_splits,
                 BLOCK_SPLITS=power_of_two(num_splits),
                 BLOCK_D=power_of_two(head_dim),
@@ -139,8 +146,8 @@ class _Launch:
         layout, num_kv_heads = self.layout, self.kv.data.shape[2]
         tiles = self._tiles(layout.max_queries)
         queries_in_tile = tiles.rows // (self.queries.shape[1] // num_kv_heads)
-        num_tokens = len(self.queries) - layout.num_decodes
-        num_tiles = num_tokens // queries_in_tile + layout.num_sequences - layout.num_decodes
+        first = 0 if layout.decides_on_device else layout.num_decodes
+        num_tiles = (len(self.queries) - first) // queries_in_tile + layout.num_sequences - first
         self._run(num_tiles, 1, tiles, self.output, self.output, is_decode=False)
 
     def _tiles(self, max_queries: int) -> Tiles:
@@ -167,7 +174,7 @@ class _Launch:
     ) -> None:
         data, scales = self.kv
         _, _, num_kv_heads, block_size, head_dim = data.shape
-        assert data.is_contiguous(), "the kernel computes a slot's address itself"
+        assert data[0].is_contiguous(), "the kernel computes a slot's address itself"
         assert self.queries.is_contiguous()
         rows = self.layout.table_rows
         attention_kernel[(num_tiles, num_kv_heads, num_splits)](
@@ -183,7 +190,7 @@ class _Launch:
             self.step.query_start if rows is None else rows,
             self.step.query_start,
             self.step.context_len,
-            self.layout.num_decodes,
+            0 if self.layout.decides_on_device else self.layout.num_decodes,
             self.layout.num_sequences,
             self.group.block_tables.stride(0),
             self.scale,
@@ -197,6 +204,7 @@ class _Launch:
             HAS_ROWS=rows is not None,
             IS_INT8=scales is not None,
             IS_DECODE=is_decode,
+            DECIDES=self.layout.decides_on_device,
             NUM_SPLITS=num_splits,
             M=tiles.rows,
             N=tiles.keys,

@@ -38,6 +38,7 @@ def attention_kernel(
     HAS_ROWS: tl.constexpr,
     IS_INT8: tl.constexpr,
     IS_DECODE: tl.constexpr,
+    DECIDES: tl.constexpr,  # by the number of its queries, whether a sequence is of this launch
     NUM_SPLITS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -57,6 +58,10 @@ def attention_kernel(
         begin = tile
         num_queries = 1
         first_query = 0
+        if DECIDES:
+            begin = tl.load(query_start + sequence)
+            if tl.load(query_start + sequence + 1) - begin != 1:
+                return
     else:
         # Sequence s has the tiles from query_start[s] // TILE + s on: perhaps one more than it needs, and nobody
         # has to count tiles on the host. (Counting from the first sequence of this launch.)
@@ -76,6 +81,9 @@ def attention_kernel(
         first_query = (tile - (begin - first_token) // TILE - (sequence - first_sequence)) * TILE
         if first_query >= num_queries:
             return
+        if DECIDES:  # noqa: SIM102  (known when compiled, and the other is not)
+            if num_queries == 1:
+                return
 
     context = tl.load(context_len + sequence)
     row = tl.load(table_rows + sequence) if HAS_ROWS else sequence
@@ -153,13 +161,22 @@ def mix_splits_kernel(
     output,
     partial_output,
     partial_log_sum,
+    query_start,
+    Q: tl.constexpr,
     D: tl.constexpr,
+    DECIDES: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Grid (S · Q): mean of the splits' results, weighted by their summed weights. A split without keys has -inf."""
     row = tl.program_id(0).to(tl.int64)
+    target = row
+    if DECIDES:
+        begin = tl.load(query_start + row // Q)
+        if tl.load(query_start + row // Q + 1) - begin != 1:
+            return
+        target = begin.to(tl.int64) * Q + row % Q
     split = tl.arange(0, BLOCK_SPLITS)
     dims = tl.arange(0, BLOCK_D)
     log_sum = tl.load(partial_log_sum + row * NUM_SPLITS + split, mask=split < NUM_SPLITS, other=float("-inf"))
@@ -170,4 +187,4 @@ def mix_splits_kernel(
     mixed = tl.sum(tl.load(partial_output + at, mask=exists, other=0.0) * weights[:, None], 0)
     total = tl.sum(weights, 0)
     mixed = mixed / tl.where(total > 0.0, total, 1.0)
-    tl.store(output + row * D + dims, mixed.to(output.dtype.element_ty), mask=dims < D)
+    tl.store(output + target * D + dims, mixed.to(output.dtype.element_ty), mask=dims < D)

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: N803
-"""The kernels of products with quantised weights. `quantized_linear.py` says how the work is divided, and launches them.
+# ruff: noqa: N803, N806
+"""The kernels of products with quantised weights. `quantized_linear.py` says how the work is divided.
 
 Codes are centred (int8: less 128, int4: less 8), which leaves small whole numbers that bfloat16 holds exactly; so a
 tile is multiplied as it is, and its sum is scaled once. What an offset adds is the sum of the inputs times the offset.

@@ -1,0 +1,1 @@
+"""What must survive: keys, ledger, files, batches, in SQLite or PostgreSQL."""

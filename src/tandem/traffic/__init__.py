@@ -1,0 +1,1 @@
+"""Traffic: recorded traces, datasets, synthetic shapes and arrival processes. Knows neither engines nor sockets."""

@@ -1,0 +1,86 @@
+"""A PostgreSQL of the tests' own: a private cluster in a temporary folder, run by an unprivileged user."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+
+def find_binaries() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if found:
+        return found[-1].parent
+    on_path = shutil.which("initdb")
+    return Path(on_path).parent if on_path else None
+
+
+class Cluster:
+    """It may be stopped and started again; databases are made as tests ask for them."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        self._binaries = binaries
+        self._folder = folder
+        # PostgreSQL refuses to run as root.
+        self._user = "nobody" if os.geteuid() == 0 else None
+        if self._user is not None:
+            os.chown(folder, pwd.getpwnam(self._user).pw_uid, -1)
+        self._run("initdb", "-D", self._data, "-U", "tandem", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
+        self._number = 0
+        self.start()
+
+    @property
+    def _data(self) -> str:
+        return str(self._folder / "data")
+
+    def start(self) -> None:
+        settings = f"-c listen_addresses='' -c unix_socket_directories='{self._folder}' -c fsync=off"
+        self._run("pg_ctl", "-D", self._data, "-w", "-o", settings, "-l", str(self._folder / "log"), "start")
+
+    def stop(self) -> None:
+        """At once: connections break."""
+        self._run("pg_ctl", "-D", self._data, "-w", "-m", "immediate", "stop")
+
+    def new_database(self) -> str:
+        """Its address."""
+        self._number += 1
+        name = f"test_{self._number}"
+        with psycopg.connect(self._address("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
+        return self._address(name)
+
+    def _address(self, name: str) -> str:
+        return f"postgresql://tandem@/{name}?host={self._folder}"
+
+    def _run(self, name: str, *arguments: str) -> None:
+        command: Sequence[str] = [str(self._binaries / name), *arguments]
+        done = subprocess.run(
+            command, user=self._user, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60
+        )
+        assert done.returncode == 0, f"{name} failed"
+
+
+@contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Skips the test where PostgreSQL isn't installed."""
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed; on Debian: apt-get install postgresql")
+    # Not pytest's folder: its path may be closed to other users, and is too long for a socket.
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+    try:
+        cluster = Cluster(binaries, folder)
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
