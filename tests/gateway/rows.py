@@ -1,7 +1,9 @@
-"""Ledger rows for tests."""
+"""Ledger rows for tests, and waiting for what happens in the background."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,3 +20,10 @@ def ledger_row(request_id: str, **changes: Any) -> LedgerRow:
         "currency": "EUR", "price_version": "1", "is_estimated": False, "status": "ok",
     }  # fmt: skip
     return LedgerRow(**fields | changes)
+
+
+async def until(is_so: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """As soon as it is; fails if it never comes to be."""
+    async with asyncio.timeout(timeout_s):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tandem.gateway.store.database import Database
 from tandem.gateway.store.key_rows import KeyRules, change_rules, create_key, list_keys, revoke_key
 from tandem.gateway.store.tables import api_keys
 from tandem.gateway.store.wall import WallClock
+from tests.gateway.rows import until
 
 
 class Now(WallClock):
@@ -121,14 +121,10 @@ async def test_another_gateway_sees_a_change_by_itself(address: str, database: D
     await keys.start()
     elsewhere = Database(address)
     token, key_id = await made(elsewhere)
-    async with asyncio.timeout(20):
-        while keys.rules(key_id) is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: keys.rules(key_id) is not None)
     assert keys.caller(token).max_output_tokens is None
     await elsewhere.write(partial(change_rules, key_id=key_id, rules=KeyRules(max_output_tokens=3)))
-    async with asyncio.timeout(20):
-        while keys.caller(token).max_output_tokens != 3:
-            await asyncio.sleep(0.01)
+    await until(lambda: keys.caller(token).max_output_tokens == 3)
     await keys.close()
     await elsewhere.close()
 

@@ -21,18 +21,12 @@ from tandem.gateway.store.database import Database
 from tandem.gateway.store.errors import DatabaseAway
 from tandem.gateway.store.ledger_rows import from_us, insert_rows, month_of, spent_micros
 from tandem.gateway.store.tables import ledger
-from tests.gateway.rows import ledger_row
+from tests.gateway.rows import ledger_row, until
 from tests.gateway.store.databases import Cluster
 
 
 def ids(connection: Connection) -> list[str]:
     return list(connection.execute(select(ledger.c.request_id).order_by(ledger.c.request_id)).scalars())
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -205,7 +199,7 @@ async def test_a_killed_process_leaves_what_it_spooled(address: str, database: D
         "import asyncio, pathlib, sys\n"
         "from tandem.gateway.ledger import StoredLedger\n"
         "from tandem.gateway.store.database import Database\n"
-        "from tests.gateway.rows import ledger_row\n"
+        "from tests.gateway.rows import ledger_row, until\n"
         "async def main():\n"
         "    away = Database('postgresql://nobody@/none?host=/nonexistent')\n"
         "    writer = StoredLedger(away, pathlib.Path(sys.argv[1]))\n"
@@ -217,7 +211,7 @@ async def test_a_killed_process_leaves_what_it_spooled(address: str, database: D
         "asyncio.run(main())\n"
     )
     root = Path(__file__).parents[2]
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", script, str(tmp_path / "spool")], stdout=subprocess.PIPE, cwd=root
     )
     assert process.stdout is not None

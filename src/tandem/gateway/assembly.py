@@ -227,7 +227,20 @@ def is_loopback(listen: str) -> bool:
 
 def _unchangeable(old: TandemConfig, new: TandemConfig) -> list[str]:
     """Settings that only a restart takes over."""
-    names = ("listen", "database", "processes", "http", "upstream", "health", "circuit", "store", "batches")
+    names = (
+        "listen",
+        "database",
+        "processes",
+        "currency",
+        "price_version",
+        "process",
+        "http",
+        "upstream",
+        "health",
+        "circuit",
+        "store",
+        "batches",
+    )
     changed = [n for n in names if getattr(old.gateway, n) != getattr(new.gateway, n)]
     return [f"[gateway] {name} has changed; it is taken over at the next start" for name in changed]
 

@@ -15,12 +15,12 @@ from tandem.core.types import ServiceClass
 from tandem.gateway.keys import StoredKeys
 from tandem.gateway.spending import Spending
 from tandem.gateway.store.database import Database
-from tandem.gateway.store.http import Authenticate, json_response, require_admin
+from tandem.gateway.store.http import Authenticate, json_response, path_parameter, require_admin
 from tandem.gateway.store.key_rows import KeyRecord, KeyRules, change_rules, create_key, find_key, list_keys, revoke_key
 from tandem.gateway.store.wall import WallClock
 from tandem.protocol.json_errors import invalid_json
 
-Name = Annotated[str, Meta(min_length=1, max_length=63)]
+Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Count = Annotated[int, Meta(ge=1, le=(1 << 53))]
 
 
@@ -99,12 +99,12 @@ class KeyService:
 
     async def retrieve(self, request: web.Request) -> web.Response:
         self._admin(request)
-        return self._answer(await self.database.read(partial(find_key, key_id=request.match_info["key_id"])))
+        return self._answer(await self.database.read(partial(find_key, key_id=path_parameter(request, "key_id"))))
 
     async def change(self, request: web.Request) -> web.Response:
         """Fields that are given replace the old ones; null takes a rule away."""
         self._admin(request)
-        key_id, body = request.match_info["key_id"], await request.read()
+        key_id, body = path_parameter(request, "key_id"), await request.read()
         old = await self.database.read(partial(find_key, key_id=key_id))
         given = _decode(body, dict[str, msgspec.Raw])
         fields: dict[str, Any] = msgspec.to_builtins(_wire(old.rules))
@@ -115,7 +115,7 @@ class KeyService:
 
     async def revoke(self, request: web.Request) -> web.Response:
         self._admin(request)
-        work = partial(revoke_key, key_id=request.match_info["key_id"], now_s=self.wall.now())
+        work = partial(revoke_key, key_id=path_parameter(request, "key_id"), now_s=self.wall.now())
         revoked = await self.database.write(work)
         await self.keys.refresh()
         return self._answer(revoked)

@@ -28,6 +28,8 @@ from tandem.protocol.ledger import LedgerRow
 
 LOOK_S: Final = 60.0
 """How often the spool is searched for what dead processes left."""
+_REFUSALS: Final = (SQLAlchemyError, ValueError, ArithmeticError)
+"""What a row that can't be written raises: by the database, or by its driver."""
 _log = logging.getLogger(__name__)
 
 
@@ -135,7 +137,7 @@ class StoredLedger:
     async def _insert(self, rows: Sequence[LedgerRow]) -> None:
         try:
             await self._transact(rows)
-        except SQLAlchemyError:
+        except _REFUSALS:
             _log.exception("the database refuses ledger rows; they are tried one by one")
             for row in rows:
                 await self._insert_alone(row)
@@ -144,7 +146,7 @@ class StoredLedger:
     async def _insert_alone(self, row: LedgerRow) -> None:
         try:
             await self._transact([row])
-        except SQLAlchemyError:
+        except _REFUSALS:
             self.num_refused += 1
             _log.exception("the database refuses a ledger row: %s", row)
 
@@ -181,14 +183,14 @@ class StoredLedger:
     def _replay_batch(self, rows: Sequence[LedgerRow]) -> None:
         try:
             self._database.write_now(partial(insert_rows, rows=rows))
-        except SQLAlchemyError:
+        except _REFUSALS:
             for row in rows:
                 self._replay_alone(row)
 
     def _replay_alone(self, row: LedgerRow) -> None:
         try:
             self._database.write_now(partial(insert_rows, rows=[row]))
-        except SQLAlchemyError:
+        except _REFUSALS:
             self.num_refused += 1
             _log.exception("the database refuses a spooled ledger row: %s", row)
 

@@ -1,5 +1,5 @@
-"""Usage as engines report it, which is not always as OpenAI writes it: embeddings have no completion tokens, details may
-be null, and some engines send what can't be. What can't be read is as good as not said; an answer never fails for it.
+"""Usage as engines report it, which is not always as OpenAI writes it: embeddings have no completion tokens, details
+may be null, and some engines send what can't be. What can't be read is as good as not said; no answer fails for it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from sqlalchemy import Row
 from tandem.core.errors import InvalidRequest
 from tandem.gateway.context import Caller
 from tandem.gateway.store.database import Database
-from tandem.gateway.store.http import Authenticate, choice, json_response
+from tandem.gateway.store.http import Authenticate, choice, json_response, text_parameter
 from tandem.gateway.store.ledger_rows import EPOCH, from_us, time_us
 from tandem.gateway.store.tables import ledger
 from tandem.gateway.store.usage_rows import GROUPS, SUMS, Filter, Position, rows_page, usage
@@ -107,12 +107,12 @@ def usage_routes(database: Database, authenticate: Authenticate) -> list[web.Rou
 
 
 def _filter(request: web.Request, caller: Caller) -> Filter:
-    tenant = request.query.get("tenant")
+    tenant = text_parameter(request, "tenant")
     return Filter(
         from_us=_time(request, "from"),
         to_us=_time(request, "to"),
         tenant=tenant if caller.is_admin else caller.tenant,
-        key_id=request.query.get("key"),
+        key_id=text_parameter(request, "key"),
     )
 
 

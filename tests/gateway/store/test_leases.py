@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
@@ -17,6 +16,7 @@ from tandem.gateway.store.leases import Lease
 from tandem.gateway.store.settings import bump, number
 
 TTL_S = 9.0
+Pair = tuple[Lease, Lease]
 
 
 @pytest.fixture
@@ -25,11 +25,9 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def pair(database: Database, clock: ManualClock) -> AsyncIterator[tuple[Lease, Lease]]:
-    yield tuple(Lease(database, "runner", ttl_s=TTL_S, holder=name, clock=clock) for name in "ab")  # type: ignore[misc]
-
-
-Pair = tuple[Lease, Lease]
+async def pair(database: Database, clock: ManualClock) -> Pair:
+    a, b = (Lease(database, "runner", ttl_s=TTL_S, holder=name, clock=clock) for name in "ab")
+    return a, b
 
 
 async def test_one_of_two_has_it(pair: Pair) -> None:

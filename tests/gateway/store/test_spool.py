@@ -1,4 +1,4 @@
-"""The spool: what is appended is on disk, torn lines are passed over, files of the dead are taken over, of the living not."""
+"""The spool: what is appended is on disk, torn lines are passed over, the files of the dead are taken over."""
 
 from __future__ import annotations
 

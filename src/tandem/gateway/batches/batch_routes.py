@@ -18,7 +18,7 @@ from tandem.gateway.batches.upload import check_keep_s
 from tandem.gateway.batches.wire import BatchObjectList, CreateBatch
 from tandem.gateway.context import Caller
 from tandem.gateway.store.database import Database
-from tandem.gateway.store.http import Authenticate, json_response, whole_number
+from tandem.gateway.store.http import Authenticate, json_response, path_parameter, text_parameter, whole_number
 from tandem.gateway.store.wall import WallClock
 from tandem.protocol.json_errors import invalid_json
 
@@ -46,12 +46,12 @@ class BatchService:
         return json_response(made)
 
     async def retrieve(self, request: web.Request) -> web.Response:
-        tenant, batch_id = self.authenticate(request).tenant, request.match_info["batch_id"]
+        tenant, batch_id = self.authenticate(request).tenant, path_parameter(request, "batch_id")
         return json_response(await self.database.read(partial(find_batch, tenant=tenant, batch_id=batch_id)))
 
     async def list_all(self, request: web.Request) -> web.Response:
         tenant = self.authenticate(request).tenant
-        limit, after = whole_number(request, "limit", 20, 1, 100), request.query.get("after")
+        limit, after = whole_number(request, "limit", 20, 1, 100), text_parameter(request, "after")
         found = await self.database.read(partial(list_batches, tenant=tenant, after=after, limit=limit + 1))
         page = found[:limit]
         ends = (page[0].id, page[-1].id) if page else (None, None)
@@ -59,7 +59,7 @@ class BatchService:
         return json_response(BatchObjectList(data=page, first_id=ends[0], last_id=ends[1], has_more=more))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        tenant, batch_id = self.authenticate(request).tenant, request.match_info["batch_id"]
+        tenant, batch_id = self.authenticate(request).tenant, path_parameter(request, "batch_id")
         work = partial(cancel_batch, tenant=tenant, batch_id=batch_id, now_s=self.wall.now())
         cancelled = await self.database.write(work)
         self.changed()
@@ -89,6 +89,8 @@ def read_new_batch(body: bytes, caller: Caller, config: BatchesConfig) -> NewBat
         asked = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise invalid_json(error, body) from error
+    if not asked.input_file_id.isprintable():
+        raise InvalidRequest("input_file_id has characters that no id has.", param="input_file_id")
     if asked.endpoint not in config.endpoints:
         allowed = ", ".join(config.endpoints)
         raise InvalidRequest(f"endpoint is {asked.endpoint!r:.80}; it must be one of {allowed}.", param="endpoint")

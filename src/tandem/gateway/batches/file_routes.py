@@ -14,7 +14,7 @@ from tandem.gateway.batches.files import FileRecord, Folder, delete_file, file_o
 from tandem.gateway.batches.upload import receive_file
 from tandem.gateway.batches.wire import FileDeleted, FileList
 from tandem.gateway.store.database import Database
-from tandem.gateway.store.http import Authenticate, choice, json_response, whole_number
+from tandem.gateway.store.http import Authenticate, choice, json_response, path_parameter, text_parameter, whole_number
 from tandem.gateway.store.wall import WallClock
 
 
@@ -40,8 +40,8 @@ class FileService:
             list_files,
             tenant=tenant,
             now_s=self.wall.now(),
-            purpose=request.query.get("purpose"),
-            after=request.query.get("after"),
+            purpose=text_parameter(request, "purpose"),
+            after=text_parameter(request, "after"),
             limit=limit + 1,
             is_descending=choice(request, "order", "desc", ("asc", "desc")) == "desc",
         )
@@ -63,14 +63,14 @@ class FileService:
         return web.FileResponse(path, headers=headers)
 
     async def delete(self, request: web.Request) -> web.Response:
-        tenant, file_id = self.authenticate(request).tenant, request.match_info["file_id"]
+        tenant, file_id = self.authenticate(request).tenant, path_parameter(request, "file_id")
         work = partial(delete_file, tenant=tenant, file_id=file_id, now_s=self.wall.now())
         if await self.database.write(work):
             await asyncio.to_thread(self.folder.remove, file_id)
         return json_response(FileDeleted(id=file_id))
 
     async def _find(self, request: web.Request) -> FileRecord:
-        tenant, file_id = self.authenticate(request).tenant, request.match_info["file_id"]
+        tenant, file_id = self.authenticate(request).tenant, path_parameter(request, "file_id")
         return await self.database.read(partial(find_file, tenant=tenant, file_id=file_id, now_s=self.wall.now()))
 
 

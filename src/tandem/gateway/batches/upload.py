@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from tandem.config.gateway_store import BatchesConfig
 from tandem.core.errors import InvalidRequest, RequestTooLarge
@@ -84,7 +85,7 @@ async def _read_parts(request: web.Request, form: _Form, incoming: Incoming, max
                 await _store(part, incoming, max_bytes)
             else:
                 await _read_field(part, form)
-    except (ValueError, AssertionError) as error:
+    except (ValueError, AssertionError, HttpProcessingError) as error:
         raise InvalidRequest("The upload is no well-formed multipart/form-data.") from error
 
 

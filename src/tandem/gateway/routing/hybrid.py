@@ -8,8 +8,8 @@ equal does the kind decide. Replicas of a precision that the class doesn't accep
 
 Costs are compared for replicas as full as the goal allows. What a request takes of a replica *now* would be a bad
 guide: an empty replica, however cheap, looks dear beside a full one, and whichever pool was filled first would keep the
-load for ever. Among equals, however, the fullest is chosen: it shares its steps among most, and the others empty and can
-be stopped.
+load for ever. Among equals, however, the fullest is chosen: it shares its steps among most, and the others empty and
+can be stopped.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Hybrid:
 
 
 def _first_untried(fitting: list[int], replicas: Sequence[Replica], known: Sequence[Known]) -> int | None:
-    """One of which nothing is known but a guess, which might keep it idle for ever. A few requests at a time test it."""
+    """One of which nothing is known but a guess, which might keep it idle for ever. A few at a time test it."""
     for i in fitting:
         if known[i].steps.num_observations < _FEW_STEPS and replicas[i].in_flight < _TRIES:
             return i

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from tandem.core.errors import InvalidRequest
+from tandem.core.errors import InvalidRequest, NotFound
 from tandem.gateway.context import Caller
 from tandem.gateway.errors import Forbidden
 
+MAX_TEXT_CHARS: Final = 255
 Authenticate = Callable[[web.Request], Caller]
 """Whose request it is. Raises `Unauthorized`."""
 
@@ -23,6 +26,24 @@ def require_admin(caller: Caller) -> Caller:
 
 def json_response(body: msgspec.Struct, *, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+
+
+def text_parameter(request: web.Request, name: str) -> str | None:
+    """A parameter of the query. Raises `InvalidRequest` for what no name of ours can have in it."""
+    text = request.query.get(name)
+    if text is not None and (len(text) > MAX_TEXT_CHARS or not text.isprintable()):
+        raise InvalidRequest(
+            f"{name} is {text!r:.80}; it must have at most {MAX_TEXT_CHARS} characters, all printable.", param=name
+        )
+    return text
+
+
+def path_parameter(request: web.Request, name: str) -> str:
+    """An id in the path. Raises `NotFound` for what can be none."""
+    text = request.match_info[name]
+    if not re.fullmatch(r"[\w.:-]{1,63}", text):
+        raise NotFound(f"There is nothing with the id {text!r:.80}.", param=name)
+    return text
 
 
 def whole_number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
