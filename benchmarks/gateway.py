@@ -77,6 +77,7 @@ async def serve_tandem(port: int, upstream_port: int) -> None:
     from tandem.config.gateway_admission import AdmissionConfig
     from tandem.config.gateway_routing import RoutingConfig
     from tandem.config.gateway_store import KeyConfig
+    from tandem.core.types import ServiceClass
     from tandem.gateway.admission.admission import Admission
     from tandem.gateway.app import make_app
     from tandem.gateway.context import Goal
@@ -108,7 +109,7 @@ async def serve_tandem(port: int, upstream_port: int) -> None:
     await ledger.start()
     pool = Pool("bench", "bench", "openai", price_per_hour=0.2, max_concurrency=4096)
     pool.replicas += [pool.make_replica(f"http://{host}:{upstream_port}") for host in ("127.0.0.1", "localhost")]
-    goals = {"interactive": Goal(ttft_s=1.0, tpot_s=0.05), "batch": Goal(deadline_s=86400.0)}
+    goals: dict[ServiceClass, Goal] = {"interactive": Goal(ttft_s=1.0, tpot_s=0.05), "batch": Goal(deadline_s=86400.0)}
     routing, registry = RoutingConfig(), CollectorRegistry()
     parts = PolicyParts(routing, ReplicaModels({"bench": PoolFacts(price_per_hour=0.2, max_concurrency=4096)}))
     room, pools = Room(parts.models, routing, goals["interactive"]), Pools([pool], upstream_fetch(UpstreamClient()))
@@ -138,7 +139,13 @@ def run_role(role: str, port: int, upstream_port: int) -> None:
         import cProfile
 
         profiler = cProfile.Profile()
-        signal.signal(signal.SIGTERM, lambda *_: (profiler.disable(), profiler.dump_stats(profile), os._exit(0)))
+
+        def leave(*_: object) -> None:
+            profiler.disable()
+            profiler.dump_stats(profile)
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, leave)
         profiler.enable()
     uvloop.run(main())
 
@@ -237,7 +244,7 @@ async def measure(name: str, port: int, pid: int | None, options: argparse.Names
         row["p99_500_ms"] = 1e3 * steady.quantile(0.99)
     lone = await best(3, lambda: closed_loop(port, long, 1, seconds / 2), lambda f: f.quantile(0.5))
     row["long_ms"] = 1e3 * lone.quantile(0.5)
-    if options.streams:
+    if options.streams and (pid is None or row["rps"] > 600):  # a thousand streams would never end
         num_chunks = int(CHUNKS_PER_S * (seconds + 5.0))
         request = make_request(chat("stream", max_tokens=num_chunks, stream=True), key)
         flow = await streams(port, request, options.streams, seconds, lambda: 0.0 if pid is None else cpu_s(pid))

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 ANSWER = json.dumps(
@@ -172,7 +173,8 @@ async def closed_loop(port: int, request: bytes, num_clients: int, seconds: floa
 
 async def open_loop(port: int, request: bytes, rate: float, seconds: float) -> Figures:
     """Arrivals at even intervals, whether or not earlier ones were answered."""
-    loop, figures, idle = asyncio.get_running_loop(), Figures(), []
+    loop, figures = asyncio.get_running_loop(), Figures()
+    idle: list[PlainClient] = []
     running: set[asyncio.Task[None]] = set()
 
     async def one(due: float) -> None:
@@ -235,7 +237,7 @@ async def streams(port: int, request: bytes, number: int, seconds: float, cpu_s:
     for index in range(number):
         future: asyncio.Future[None] = loop.create_future()
         done.append(future)
-        await loop.create_connection(lambda f=future: StreamClient(request, figures, f), "127.0.0.1", port)
+        await loop.create_connection(partial(StreamClient, request, figures, future), "127.0.0.1", port)
         if index % 5 == 4:
             await asyncio.sleep(2.0 * 5 / number)
     await asyncio.sleep(1.0)

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from benchmarks.device.__main__ import Parts
 
 ROOT = Path(__file__).parents[2]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    save_random(llama_config(num_hidden_layers=2), folder)
+    save_random(llama_config(num_hidden_layers=2, vocab_size=320), folder)
     (folder / "tokenizer.json").write_text(json.dumps(byte_level()))
     return folder
 
@@ -105,6 +108,50 @@ def test_compiled_steps_give_the_references_logits(built: EngineFile) -> None:
         assert (got - expected).abs().max() < 1e-4, name
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
     assert pool_copies(generated_code(package), 2 * 9 * spec.num_kv_heads * 8 * spec.head_dim) == []
+
+
+SERVE = """
+import sys
+from pathlib import Path
+import torch
+from benchmarks.device.common import make_plan, make_request
+from tandem.config.engine import EngineConfig
+from tandem.engine.loading.engine_file import open_engine_file
+from tandem.engine.memory import plan_memory
+from tandem.engine.runner.compiled_cuda_making import open_runner
+
+file = open_engine_file(Path(sys.argv[1]))
+config = EngineConfig(model=sys.argv[1], num_blocks=32, max_model_len=64, max_num_seqs=4)
+runner = open_runner(file, config, plan_memory(file.spec, config, "float32", 0), torch.device("cpu"), None)
+requests = [make_request(count, 3, 1, first_block=3 * i, seed=i) for i, count in enumerate((9, 1, 5))]
+work = [(request, 0, len(request.token_ids)) for request in requests]
+for _ in range(3):
+    for request, token in zip(requests, runner.execute(make_plan(work)).token_ids, strict=True):
+        request.token_ids.append(token)
+    work = [(request, len(request.token_ids) - 1, 1) for request in requests]
+print([request.token_ids for request in requests])
+"""
+
+
+def test_the_file_is_run_from_prompt_to_tokens(built: EngineFile) -> None:
+    """By the runner of GPUs in Triton's interpreter: a mixed step, then decode steps of three in a bucket of four."""
+    result = subprocess.run(
+        [sys.executable, "-c", SERVE, str(built.path)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    group = (LayerGroup(tuple(range(built.spec.num_layers)), None),)
+    decoder = Decoder(built.spec, group, open_checkpoint(Path(built.manifest.source.name)), torch.float32)
+    for ids in json.loads(result.stdout.splitlines()[-1]):
+        count = len(ids)
+        step = step_of([count], [count], list(range(count)))
+        step.token_ids = torch.tensor(ids, dtype=torch.int32)
+        memory = [torch.zeros(2, 4, built.spec.num_kv_heads, 8, built.spec.head_dim) for _ in group[0].layers]
+        foretold = decoder.logits(decoder.forward(step, memory)).argmax(-1).tolist()
+        assert foretold[-4:-1] == ids[-3:]
 
 
 def _inputs(step: StepTensors) -> list[Tensor]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -201,9 +203,16 @@ class FakeEngine:
 
 
 async def _watch(call: Call, reader: asyncio.StreamReader) -> None:
-    while not reader.at_eof() and reader.exception() is None:
-        await asyncio.sleep(0.005)
+    await until(lambda: reader.at_eof() or reader.exception() is not None, math.inf)
     call.gone.set()
+
+
+async def until(is_so: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    """For what nothing tells of; it must come soon."""
+    deadline_s = time.monotonic() + patience_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it did not come"
+        await asyncio.sleep(0.005)
 
 
 async def _read_call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call | None:

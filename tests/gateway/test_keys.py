@@ -27,9 +27,9 @@ class Now(WallClock):
         return self.now_s
 
 
-async def made(database: Database, rules: KeyRules | None = None, **more: int) -> tuple[str, str]:
+async def made(database: Database, rules: KeyRules | None = None, expires_at: int | None = None) -> tuple[str, str]:
     """(token, id)."""
-    make = partial(create_key, name="n", rules=rules or KeyRules(), now_s=1000.0, **more)
+    make = partial(create_key, name="n", rules=rules or KeyRules(), now_s=1000.0, expires_at=expires_at)
     token, record = await database.write(make)
     return token, record.id
 

@@ -16,7 +16,7 @@ from tandem.config.gateway_admission import AdmissionConfig, QueueLimits, Waitin
 from tandem.config.gateway_upstream import UpstreamConfig
 from tandem.core.errors import Overloaded
 from tandem.gateway.context import Caller
-from tests.gateway.fakes import PATIENCE_S, Call, FakeEngine, FakeLimits, Served, completion, engines, serving, well
+from tests.gateway.fakes import Call, FakeEngine, FakeLimits, Served, completion, engines, serving, until, well
 
 CHAT: Final = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -92,11 +92,10 @@ async def test_the_official_client_reads_plain_answers_and_streams() -> None:
         client = openai.AsyncOpenAI(base_url=served.url + "/v1", api_key="unused", max_retries=0)
         answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
         assert answer.choices[0].message.content == "hello"
-        pieces = []
-        async for chunk in await client.chat.completions.create(
+        stream = await client.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "hi"}], stream=True
-        ):
-            pieces.append(chunk.choices[0].delta.content or "")
+        )
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
         assert "".join(pieces) == "one two three"
         assert [model.id async for model in client.models.list()] == ["m"]
         await client.close()
@@ -398,9 +397,7 @@ async def test_a_client_that_leaves_the_waiting_room_leaves_nothing(http: aiohtt
 
 
 async def waits(served: Served, number: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while served.admission.num_waiting() != number:
-            await asyncio.sleep(0.005)
+    await until(lambda: served.admission.num_waiting() == number)
 
 
 async def test_twenty_streams_left_early_give_everything_back(http: aiohttp.ClientSession) -> None:
@@ -504,9 +501,7 @@ async def test_a_replica_killed_while_requests_wait_for_their_first_token(http: 
     async with engines(is_silent, well) as (killed, good), serving(killed, good) as served:
         asking = [asyncio.ensure_future(ask(http, served, BODY)) for _ in range(10)]
         await killed.has_arrived()
-        async with asyncio.timeout(PATIENCE_S):
-            while len(killed.calls) < 5:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(killed.calls) >= 5)
         await killed.stop()
         assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 10
         rows = await served.ledger.written(10)

@@ -81,6 +81,12 @@ def test_without_reports_our_own_requests_teach_it() -> None:
     assert model.prefill_s(3000, 20) == pytest.approx(2 * exact(20, 20) + 3000 * TRUE.token_s, rel=0.15)
 
 
+def test_an_engine_that_had_only_small_steps_is_not_thought_unable_of_larger_ones() -> None:
+    model = StepTimeModel(TRUE)
+    model.observe_step(exact(3, 3), 3, 3)
+    assert model.prefill_s(500, 0) == pytest.approx(exact(500, 1), rel=0.05)
+
+
 def test_a_long_prompt_takes_several_steps_and_each_carries_the_running_answers() -> None:
     model = StepTimeModel(TRUE)
     model._budget_seen = 512

@@ -43,5 +43,5 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     batch_tpot_share: Annotated[
         float,
         Meta(gt=0, le=1, description="Batch is let in while the predicted step stays under this share of the goal."),
-    ] = 0.8
+    ] = 0.6
     seed: Annotated[int, Meta(description="Seeds random choices, so that a test can repeat them.")] = 0

@@ -14,7 +14,8 @@
     │   ├── ModelNotFound
     │   ├── ModelDamaged        truncated file, missing shard, wrong shape, hostile header
     │   └── ModelUnsupported    an architecture, tensor type or tokenizer that Tandem doesn't have
-    └── MemoryTooSmall          exit 1: weights or context don't fit; the message says what would
+    ├── MemoryTooSmall          exit 1: weights or context don't fit; the message says what would
+    └── BuildFailed             exit 1: an engine file can't be built; the message says what to change
 
 A message says what was given, what is allowed, and what to do. `assert` is for our own bugs; these are for the world's.
 """

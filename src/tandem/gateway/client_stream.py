@@ -21,14 +21,14 @@ _STATUS_OK: Final = 200
 class AiohttpStream:
     """`ClientStream` of one request."""
 
-    __slots__ = ("_buffer_bytes", "_is_chunked", "_request", "_transport", "_writer", "response")
+    __slots__ = ("_buffer_bytes", "_request", "_transport", "_writer", "is_chunked", "response")
 
     def __init__(self, request: web.Request, buffer_bytes: int) -> None:
         self._request = request
         self._buffer_bytes = buffer_bytes
         self._transport: asyncio.Transport | None = None
         self._writer: AbstractStreamWriter | None = None
-        self._is_chunked = request.version >= HttpVersion11
+        self.is_chunked = request.version >= HttpVersion11
         self.response: web.StreamResponse | None = None
         """What the handler returns once the stream is over."""
 
@@ -51,7 +51,14 @@ class AiohttpStream:
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.is_chunked else data)
+        return transport.get_write_buffer_size() > self._buffer_bytes
+
+    def write_framed(self, data: bytes) -> bool:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        transport.write(data)
         return transport.get_write_buffer_size() > self._buffer_bytes
 
     async def drain(self) -> None:

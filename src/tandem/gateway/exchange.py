@@ -27,6 +27,15 @@ class ClientStream(Protocol):
 
     async def start(self, headers: Mapping[str, str]) -> None: ...
 
+    @property
+    def is_chunked(self) -> bool:
+        """HTTP's chunks are understood: not so before HTTP/1.1."""
+        ...
+
+    def write_framed(self, data: bytes) -> bool:
+        """As `write`, of one whole HTTP chunk with its framing."""
+        ...
+
     def write(self, data: bytes) -> bool:
         """Never waits. Whether more is unsent than we want to hold. Nothing happens once the client is gone."""
         ...

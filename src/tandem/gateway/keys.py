@@ -68,7 +68,7 @@ class StoredKeys:
         wall: WallClock | None = None,
         anonymous: Caller = ANONYMOUS,
     ) -> None:
-        """`anonymous`: everybody, where there are no keys. Raises `ConfigError` for a key or a secret that can't be read."""
+        """`anonymous`: everybody, where there are no keys. Raises `ConfigError` for a key that can't be read."""
         self._database = database
         self._wall = wall or WallClock()
         self._given_secret = resolve_secret(secret)

@@ -46,6 +46,7 @@ class StoredLedger:
         self.spending = spending or Spending()
         self._queue: deque[LedgerRow] = deque()
         self._wake = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
         self._has_spooled = True
@@ -88,9 +89,10 @@ class StoredLedger:
 
     async def flush(self) -> None:
         """Writes what waits, wherever it can be written."""
-        while self._queue:
-            if not await self._write_batch():
-                break
+        async with self._writing:
+            while self._queue:
+                if not await self._write_batch():
+                    break
 
     async def _write_for_ever(self) -> None:
         while not self._is_closing:

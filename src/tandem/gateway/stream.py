@@ -54,6 +54,11 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class StreamScanner:
     """Feed it reads; it returns what goes to the client. State is public: the relay reads it after each feed."""
 
+    __slots__ = (
+        "_after_cr", "_drops_usage", "_event_error", "_last", "_max_event_bytes", "_model", "_model_name", "_tail",
+        "error", "has_content", "is_done", "num_events", "usage",
+    )  # fmt: skip
+
     def __init__(
         self,
         event_error: Callable[[bytes], UpstreamError | None],
@@ -100,6 +105,24 @@ class StreamScanner:
             self._last = data
             return data
         return self._feed_events(data)
+
+    def passes(self, framed: bytes, start: int) -> bool:
+        """Whether one HTTP chunk, whose data begins at `start`, may go out as it is. It is counted if so."""
+        if (
+            self.has_content
+            and not self._tail
+            and self._model is None
+            and framed.startswith(b"data: {", start)
+            and b'"error"' not in framed
+            and b'"usage":{' not in framed
+            and b'"usage": {' not in framed
+            and b"\ndata: [DONE]" not in framed
+            and framed.find(b"\r", start) == len(framed) - 2
+        ):
+            self.num_events += framed.count(b"\n\n")
+            self._last = framed
+            return True
+        return False
 
     @property
     def is_finished(self) -> bool:

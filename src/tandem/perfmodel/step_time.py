@@ -21,6 +21,8 @@ from tandem.perfmodel.priors import PRIORS, StepCost
 
 DEFAULT_BUDGET: Final = 2048
 """Tokens of a step, until a larger one was seen or an engine has told its steps."""
+LEAST_BUDGET: Final = 512
+"""The smallest budget that engines come with."""
 _SHORTEST_S: Final = 1e-6
 _LONGEST_S: Final = 600.0
 """A "step" outside these was a clock's jump or a stopped process."""
@@ -59,8 +61,8 @@ class StepTimeModel:
 
     @property
     def token_budget(self) -> int:
-        """Most tokens in one step, as far as seen."""
-        return self._budget_seen or DEFAULT_BUDGET
+        """Most tokens in one step, as far as seen. Small steps so far don't say that larger ones can't be."""
+        return max(self._budget_seen, LEAST_BUDGET) if self._budget_seen else DEFAULT_BUDGET
 
     # Learning --------------------------------------------------------------------------------------------------------
 

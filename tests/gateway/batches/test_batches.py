@@ -16,8 +16,9 @@ from tandem.gateway.batches.runner import BatchRunner
 from tandem.gateway.store.database import Database
 from tandem.gateway.store.key_rows import KeyRules
 from tests.engine.front.openapi import PATH, OpenApi
+from tests.gateway.lines import Engine, answer, chat_file, chat_line, jsonl, refusal
 from tests.gateway.rows import until
-from tests.gateway.served import Engine, Served, answer, chat_file, chat_line, jsonl, refusal, serving, token_of
+from tests.gateway.served import Served, serving, token_of
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ async def test_a_key_over_its_own_limit_holds_up_its_own_lines_only(served: Serv
     assert (await other.batches.retrieve(waiting.id)).status == "in_progress"
     blocked.set()
     async with asyncio.timeout(30):
-        while (await other.batches.retrieve(waiting.id)).status != "completed":
+        while (await other.batches.retrieve(waiting.id)).status != "completed":  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert served.store.runner is not None
     assert served.store.runner.room.size >= 8  # The engines were never full.
@@ -336,7 +337,7 @@ async def test_another_gateway_takes_over_and_the_old_one_writes_nothing_more(
         return counts.completed if counts else 0
 
     async with asyncio.timeout(30):
-        while await counted() < 3:
+        while await counted() < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     async def asleep() -> bool:

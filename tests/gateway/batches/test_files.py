@@ -14,12 +14,12 @@ import openai
 import pytest
 
 from tandem.config.gateway_store import BatchesConfig, StoreConfig
-from tandem.gateway.batches import files
 from tandem.gateway.batches.sweep import sweep
 from tandem.gateway.store.key_rows import KeyRules
 from tests.engine.front.openapi import PATH, OpenApi
+from tests.gateway.lines import chat_file
 from tests.gateway.rows import until
-from tests.gateway.served import Served, chat_file, serving, token_of
+from tests.gateway.served import Served, serving, token_of
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def test_a_full_disk_is_said_in_words(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(openai.APIStatusError, match="has no room") as refusal:
         await served.upload(b"x")
     assert refusal.value.status_code == 507

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.config.gateway_store import BatchesConfig
 from tandem.gateway.batches.input import MAX_ERRORS, check_input, raw_lines, read_input
-from tests.gateway.served import chat_file, chat_line, jsonl
+from tests.gateway.lines import chat_file, chat_line, jsonl
 
 CONFIG = BatchesConfig()
 CHAT = "/v1/chat/completions"

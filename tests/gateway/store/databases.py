@@ -24,7 +24,7 @@ def find_binaries() -> Path | None:
 
 
 class Cluster:
-    """It may be stopped and started again; databases are made as tests ask for them."""
+    """It may be stopped and started again. One database, emptied for each test that asks."""
 
     def __init__(self, binaries: Path, folder: Path) -> None:
         self._binaries = binaries
@@ -34,7 +34,6 @@ class Cluster:
         if self._user is not None:
             os.chown(folder, pwd.getpwnam(self._user).pw_uid, -1)
         self._run("initdb", "-D", self._data, "-U", "tandem", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
-        self._number = 0
         self.start()
 
     @property
@@ -50,12 +49,13 @@ class Cluster:
         self._run("pg_ctl", "-D", self._data, "-w", "-m", "immediate", "stop")
 
     def new_database(self) -> str:
-        """Its address."""
-        self._number += 1
-        name = f"test_{self._number}"
+        """The address of an empty one. What the last test left is gone."""
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = %s"
         with psycopg.connect(self._address("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
-        return self._address(name)
+            connection.execute(others, ("postgres",))
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+        return self._address("postgres")
 
     def _address(self, name: str) -> str:
         return f"postgresql://tandem@/{name}?host={self._folder}"

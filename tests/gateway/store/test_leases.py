@@ -127,9 +127,9 @@ async def test_work_is_cut_off_when_the_lease_is_lost_and_begins_at_the_other(da
         second = "b" if first == "a" else "a"
         changed.clear()
         # A holder whose renewals reach nobody, as in a process that hangs.
-        leases[first].renew = lambda: asyncio.sleep(0, False)  # type: ignore[assignment]
-        leases[first].release = lambda: asyncio.sleep(0)  # type: ignore[assignment]
-        leases[first].try_acquire = lambda: asyncio.sleep(0, False)  # type: ignore[assignment]
+        leases[first].renew = lambda: asyncio.sleep(0, False)  # type: ignore[method-assign]
+        leases[first].release = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+        leases[first].try_acquire = lambda: asyncio.sleep(0, False)  # type: ignore[method-assign]
         await changed.wait()
         assert running == [second]
     for task in tasks.values():

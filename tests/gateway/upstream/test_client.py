@@ -10,6 +10,7 @@ import pytest
 from tandem.config.gateway_upstream import UpstreamConfig
 from tandem.core.errors import ConfigError
 from tandem.gateway.upstream.address import parse_address
+from tandem.gateway.upstream.answer import UpstreamAnswer
 from tandem.gateway.upstream.client import UpstreamClient
 from tandem.gateway.upstream.failures import (
     AnswerTooLarge,
@@ -145,7 +146,8 @@ async def test_cancelling_while_waiting_closes_too() -> None:
 
 async def test_silence_ends_with_the_reason_that_was_given() -> None:
     async with engines(raw(b"")) as (engine,):
-        client, seen = UpstreamClient(), []
+        client = UpstreamClient()
+        seen: list[UpstreamAnswer] = []
         sending = asyncio.ensure_future(client.send(engine.url, "POST", "/", {}, b"", watch=seen.append))
         await engine.has_arrived()
         seen[0].fail(Silent("too long"))

@@ -140,10 +140,10 @@ class BatchRun:
     async def _wait_for_place(self) -> None:
         """Until a line may begin: few enough are open, its key isn't over its limit, and its result can be kept."""
         while True:
+            await self._until(lambda: self.num_open < self._sender.room.size)
             if self._is_draining():
                 await self._stopped.wait()  # The process is about to end; nothing begins any more.
-            await self._until(lambda: self.num_open < self._sender.room.size)
-            if (pause_s := self._sender.pause_s(self.batch.key_id)) > 0:
+            elif (pause_s := self._sender.pause_s(self.batch.key_id)) > 0:
                 await asyncio.sleep(pause_s)
             elif not self._store.database.is_up:
                 await asyncio.sleep(self._store.retry_s)

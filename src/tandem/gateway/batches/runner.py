@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Final
 
 from tandem.config.gateway_store import BatchesConfig
@@ -119,7 +120,8 @@ class BatchRunner:
         for batch in active:
             if batch.id in self._runs:
                 self._tell(batch, self._runs[batch.id][0])
-        for batch in _in_turn(batch for batch in active if batch.id not in known):
+        waiting = [batch for batch in active if batch.id not in known]
+        for batch in _in_turn(waiting, [run.batch.tenant for run, _ in self._runs.values()]):
             if self._may_begin(batch):
                 self._begin(batch)
 
@@ -178,18 +180,14 @@ class BatchRunner:
                 _log.error("the data folder can't be swept: %s", error)
 
 
-def _in_turn(batches: Iterable[ActiveBatch]) -> list[ActiveBatch]:
-    """One batch of each tenant, then a second of each: a hundred of one keep nobody waiting."""
-    by_tenant: dict[str, deque[ActiveBatch]] = {}
+def _in_turn(batches: Iterable[ActiveBatch], running: Iterable[str]) -> list[ActiveBatch]:
+    """Those first whose tenant has least: a hundred batches of one keep nobody else waiting. `running`: by tenant."""
+    counts = Counter(running)
+    ranked: list[tuple[int, ActiveBatch]] = []
     for batch in batches:
-        by_tenant.setdefault(batch.tenant, deque()).append(batch)
-    ordered: list[ActiveBatch] = []
-    while by_tenant:
-        for tenant, queue in list(by_tenant.items()):
-            ordered.append(queue.popleft())
-            if not queue:
-                del by_tenant[tenant]
-    return ordered
+        ranked.append((counts[batch.tenant], batch))
+        counts[batch.tenant] += 1
+    return [batch for _, batch in sorted(ranked, key=itemgetter(0))]
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -32,6 +32,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     queued_tokens: float = 0.0
     """Uncached prompt tokens that it counted before this one's."""
     meets_goal: bool | None = None
+    goal_share: float | None = None
+    """Of what the goal allows, headroom left out: at most 1 where it is met."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class ExplainedReplica(msgspec.Struct, kw_only=True):
     cost_micros: float | None = None
     hit_tokens: int | None = None
     meets_goal: bool | None = None
+    goal_share: float | None = None
 
 
 class RouteExplanation(msgspec.Struct, kw_only=True):
@@ -104,7 +105,16 @@ def _explained(replica: Replica, why_not: str | None, candidate: Candidate | Non
         is_chosen=is_chosen,
     )
     if candidate is not None:
-        for name in ("ttft_s", "tpot_s", "finish_s", "engine_s", "cost_micros", "hit_tokens", "meets_goal"):
+        for name in (
+            "ttft_s",
+            "tpot_s",
+            "finish_s",
+            "engine_s",
+            "cost_micros",
+            "hit_tokens",
+            "meets_goal",
+            "goal_share",
+        ):
             setattr(explained, name, getattr(candidate, name))
     return explained
 

@@ -8,8 +8,9 @@ equal does the kind decide. Replicas of a precision that the class doesn't accep
 
 Costs are compared for replicas as full as the goal allows. What a request takes of a replica *now* would be a bad
 guide: an empty replica, however cheap, looks dear beside a full one, and whichever pool was filled first would keep the
-load for ever. Among equals, however, the fullest is chosen: it shares its steps among most, and the others empty and
-can be stopped.
+load for ever. Among equals, however, the fullest is chosen while it is far from the goal's limit: it shares its steps
+among most, and the others empty and can be stopped. Nearer to the limit the load is spread, for the predictions have
+errors and those who are there already suffer from each newcomer.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from tandem.gateway.routing.prefix_index import PrefixIndex
 from tandem.gateway.routing.replica_models import Known, ReplicaModels
 
 _HOME: Final[dict[ServiceClass, PoolKind]] = {"interactive": "paged", "batch": "compiled"}
+_AT_EASE: Final = 0.5
+"""Share of the goal's limit up to which replicas are filled one after the other."""
 _TRIES: Final = 2
 _FEW_STEPS: Final = 8
 
@@ -55,7 +58,7 @@ class Hybrid:
         ]
         fitting = [i for i, candidate in enumerate(candidates) if candidate.meets_goal]
         if not fitting:
-            chosen = min(range(len(candidates)), key=lambda i: predictor.overshoot(candidates[i]))
+            chosen = min(range(len(candidates)), key=lambda i: (candidates[i].goal_share, candidates[i].finish_s))
             reason = "the soonest: none meets the goal"
         elif (untried := _first_untried(fitting, replicas, known)) is not None:
             chosen, reason = untried, "new: a few requests will show how fast it is"
@@ -72,17 +75,19 @@ class Hybrid:
     def _cheapest(
         self, home: PoolKind, fitting: list[int], candidates: Sequence[Candidate], known: Sequence[Known]
     ) -> int:
-        """Of those that cost about the least: one of the class's own kind, then the fullest, then the soonest."""
+        """Of those that cost about the least: one of the class's own kind, then the fullest that is at ease, or else
+        the one with most room to its goal."""
         limit = self._tolerance * min(candidates[i].cost_micros or 0.0 for i in fitting)
         near = [i for i in fitting if (candidates[i].cost_micros or 0.0) <= limit]
-        return min(
-            near,
-            key=lambda i: (
-                known[i].facts.kind != home,
-                candidates[i].engine_s or 0.0,
-                candidates[i].finish_s or 0.0,
-            ),
-        )
+
+        def rank(i: int) -> tuple[bool, bool, float, float]:
+            candidate = candidates[i]
+            share = candidate.goal_share or 0.0
+            is_strained = share > _AT_EASE
+            second = share if is_strained else candidate.engine_s or 0.0
+            return known[i].facts.kind != home, is_strained, second, candidate.finish_s or 0.0
+
+        return min(near, key=rank)
 
 
 def _first_untried(fitting: list[int], replicas: Sequence[Replica], known: Sequence[Known]) -> int | None:

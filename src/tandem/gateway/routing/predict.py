@@ -18,13 +18,14 @@ _FRESH_S: Final = 2.0
 """How long the engine's own count of queued tokens is worth more than nothing."""
 _WELL_FILLED: Final = 64.0
 """Answers that share a step in a replica which is called well filled, if the goal allows so many."""
+_MOMENT_S: Final = 1e-3
 _MICROS_PER_HOUR: Final = 1e6 / 3600.0
 
 
 class Predictor:
     """For one request at one moment; the goal counts from the request's arrival, so what it has waited is gone."""
 
-    __slots__ = ("_answers", "_deadline_s", "_now_s", "_per_answer", "_request", "_tpot_s", "_ttft_s")
+    __slots__ = ("_answers", "_finish_s", "_now_s", "_per_answer", "_request", "_tpot_s", "_ttft_s")
 
     def __init__(self, request: RequestContext, now_s: float, headroom: float) -> None:
         """`headroom`: share of the goal that a prediction may use."""
@@ -35,7 +36,7 @@ class Predictor:
         self._per_answer = max(1.0, request.output_tokens / self._answers)
         self._ttft_s = _limit(goal.ttft_s, waited_s, headroom)
         self._tpot_s = _limit(goal.tpot_s, 0.0, headroom)
-        self._deadline_s = _limit(goal.deadline_s, waited_s, headroom)
+        self._finish_s = _limit(goal.deadline_s, waited_s, headroom)
 
     def candidate(self, replica: Replica, known: Known, hit_tokens: int) -> Candidate:
         """`hit_tokens`: of the prompt, probably in the replica's prefix cache."""
@@ -55,6 +56,7 @@ class Predictor:
 
         full = min(_WELL_FILLED, max(1.0, (self._tpot_s - base) / max(token + sequence, 1e-9)))
         fair_s = uncached * token + request.output_tokens * (base / full + token + sequence)
+        goal_share = max(ttft_s / self._ttft_s, tpot_s / self._tpot_s, finish_s / self._finish_s)
         return Candidate(
             replica.id,
             ttft_s,
@@ -65,16 +67,9 @@ class Predictor:
             hit_tokens,
             beside,
             queued,
-            ttft_s <= self._ttft_s and tpot_s <= self._tpot_s and finish_s <= self._deadline_s,
+            goal_share <= 1.0,
+            goal_share,
         )
-
-    def overshoot(self, candidate: Candidate) -> tuple[float, float]:
-        """How far past its goal the request would be there, as a multiple of the goal; then how late."""
-        ttft_s, tpot_s, finish_s = candidate.ttft_s or 0.0, candidate.tpot_s or 0.0, candidate.finish_s or 0.0
-        past = max(
-            ttft_s / max(self._ttft_s, 1e-3), tpot_s / max(self._tpot_s, 1e-3), finish_s / max(self._deadline_s, 1e-3)
-        )
-        return past, finish_s
 
     def _queued_tokens(self, replica: Replica, known: Known) -> float:
         """Prompt tokens that will be computed before this one's."""
@@ -103,7 +98,8 @@ class Predictor:
 
 
 def _limit(goal_s: float | None, waited_s: float, headroom: float) -> float:
-    return float("inf") if goal_s is None else headroom * (goal_s - waited_s)
+    """What may still be used; a moment where all is gone, so that the nearest to the goal can be told."""
+    return float("inf") if goal_s is None else max(_MOMENT_S, headroom * (goal_s - waited_s))
 
 
 def _queued_by_others(replica: Replica, known: Known, now_s: float) -> float:

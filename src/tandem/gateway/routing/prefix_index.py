@@ -19,11 +19,13 @@ MAX_REPLICAS: Final = 4096
 class _Held:
     """One replica's: chunk hash → tokens in the chunk; least recently used first."""
 
-    __slots__ = ("chunks", "num_tokens")
+    __slots__ = ("chunks", "num_evicted_tokens", "num_tokens")
 
     def __init__(self) -> None:
         self.chunks: OrderedDict[bytes, int] = OrderedDict()
         self.num_tokens = 0
+        self.num_evicted_tokens = 0
+        """That the engine has evicted and that don't make up a chunk yet: its blocks are smaller."""
 
     def drop_oldest(self) -> int:
         _, tokens = self.chunks.popitem(last=False)
@@ -88,8 +90,13 @@ class PrefixIndex:
     def evicted(self, replica_id: str, num_tokens: int) -> None:
         """The engine has evicted so many tokens' worth of blocks: its oldest, as ours are."""
         held = self._held.get(replica_id)
-        while held is not None and held.chunks and num_tokens > 0:
-            num_tokens -= held.drop_oldest()
+        if held is None:
+            return
+        held.num_evicted_tokens += num_tokens
+        while held.chunks and held.num_evicted_tokens >= next(iter(held.chunks.values())):
+            held.num_evicted_tokens -= held.drop_oldest()
+        if not held.chunks:
+            held.num_evicted_tokens = 0
 
     def resync(self, replica_id: str, num_tokens: int) -> None:
         """This is how much the engine holds altogether; 0 after a restart."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from tandem.core.types import ServiceClass
@@ -21,14 +21,20 @@ from tandem.perfmodel.step_time import StepTimeModel
 
 MAX_REPLICAS: Final = 4096
 _SMOOTHING: Final = 0.1
-_BIAS_LIMIT: Final = 4.0
-_RATE_S: Final = 10.0
+_BIAS_SMOOTHING: Final = 0.02
+_BIAS_LIMIT: Final = 2.0
+_RATE_S: Final = 4.0
+"""About as long as answers take: what has come in this time is what will come while the next one is written."""
 _MOST_PREFILL: Final = 0.9
 
 
 @dataclass(slots=True)
 class Bias:
-    """Measured over predicted, smoothed: what the model gets wrong in the same direction again and again."""
+    """Measured over predicted, smoothed: what the model gets wrong in the same direction again and again.
+
+    One for all replicas of a pool: it is the load's doing, not a replica's, whose speed its own step times tell. A bias
+    of each replica would swing: one that looks slow is avoided, and then nothing corrects the look.
+    """
 
     ttft: float = 1.0
     tpot: float = 1.0
@@ -37,7 +43,7 @@ class Bias:
         """`predicted` had the present bias in it. Bounded, so that one bad hour doesn't shut a replica out for ever."""
         before = getattr(self, name)
         ratio = min(_BIAS_LIMIT, max(1 / _BIAS_LIMIT, measured / predicted))
-        after = before * ratio**_SMOOTHING
+        after = before * ratio**_BIAS_SMOOTHING
         setattr(self, name, min(_BIAS_LIMIT, max(1 / _BIAS_LIMIT, after)))
 
 
@@ -48,7 +54,7 @@ class Known:
     pool_name: str
     facts: PoolFacts
     steps: StepTimeModel
-    bias: dict[ServiceClass, Bias] = field(default_factory=lambda: {"interactive": Bias(), "batch": Bias()})
+    bias: dict[ServiceClass, Bias]
     uncached_share: float = 1.0
     """Of prompt tokens sent here: how many had to be computed, smoothed."""
     mean_output_tokens: float = 200.0
@@ -112,6 +118,7 @@ class ReplicaModels:
     def __init__(self, facts: Mapping[str, PoolFacts] | None = None) -> None:
         """`facts`: pool name → its facts; of pools left out, what the pool itself tells."""
         self._facts = dict(facts or {})
+        self._biases: dict[str, dict[ServiceClass, Bias]] = {}
         self._known: OrderedDict[str, Known] = OrderedDict()
 
     def of(self, replica: Replica) -> Known:
@@ -135,11 +142,16 @@ class ReplicaModels:
 
     def _add(self, replica: Replica) -> Known:
         facts = self._facts.get(replica.pool.name) or facts_of_pool(replica.pool)
-        known = Known(replica.pool.name, facts, StepTimeModel(PRIORS[facts.device]))
+        known = Known(replica.pool.name, facts, StepTimeModel(PRIORS[facts.device]), self._bias_of(replica.pool.name))
         self._known[replica.id] = known
         if len(self._known) > MAX_REPLICAS:
             self._known.popitem(last=False)
         return known
+
+    def _bias_of(self, pool: str) -> dict[ServiceClass, Bias]:
+        if len(self._biases) > MAX_REPLICAS:
+            self._biases.clear()
+        return self._biases.setdefault(pool, {"interactive": Bias(), "batch": Bias()})
 
 
 def capacity(replica: Replica, facts: PoolFacts) -> int:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 
 from tandem.gateway.store.tables import ledger, spend
 from tandem.gateway.store.upsert import add_to, insert_new
@@ -16,6 +16,11 @@ from tandem.protocol.ledger import LedgerRow
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WIDTHS: Final = {name: column.type.length for name, column in ledger.c.items() if hasattr(column.type, "length")}
 """Column → most characters. PostgreSQL refuses longer ones, and a row must never be refused."""
+_INSERT_JSON: Final = text(
+    f"INSERT INTO ledger ({', '.join(ledger.c.keys())}) "
+    f"SELECT {', '.join(ledger.c.keys())} FROM json_populate_recordset(NULL::ledger, CAST(:rows AS json)) "
+    "ON CONFLICT (request_id) DO NOTHING RETURNING request_id"
+)
 
 
 def insert_rows(connection: Connection, rows: Sequence[LedgerRow]) -> int:
@@ -25,9 +30,17 @@ def insert_rows(connection: Connection, rows: Sequence[LedgerRow]) -> int:
     """
     # In one order everywhere, so that two gateways never wait for each other.
     unique = {row.request_id: row for row in sorted(rows, key=lambda row: row.request_id)}
-    inserted = insert_new(connection, ledger, [_columns(row) for row in unique.values()])
+    inserted = _insert_new(connection, [_columns(row) for row in unique.values()])
     add_to(connection, spend, _sums(unique[request_id] for request_id in inserted), "micros")
     return len(inserted)
+
+
+def _insert_new(connection: Connection, rows: list[dict[str, Any]]) -> list[str]:
+    """Ids of those that were new."""
+    if connection.dialect.name != "postgresql":
+        return insert_new(connection, ledger, rows)
+    # Psycopg reads a statement with ten thousand placeholders six times as slowly as this one.
+    return list(connection.execute(_INSERT_JSON, {"rows": msgspec.json.encode(rows).decode()}).scalars())
 
 
 def spent_micros(connection: Connection, month: int) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Row, Select, cast, func, select, tuple_
+from sqlalchemy import BigInteger, Connection, Row, Select, case, cast, func, select, tuple_
 
 from tandem.gateway.store.tables import ledger
 
@@ -49,7 +49,7 @@ def usage(connection: Connection, groups: Sequence[str], which: Filter) -> list[
     """One row a group and currency, in the order of the groups: sums never mix currencies."""
     columns = [GROUPS[name].label(f"by_{name}") for name in groups]
     sums = [func.sum(ledger.c[name]).label(name) for name in SUMS]
-    estimated = func.sum(cast(ledger.c.is_estimated, BigInteger)).label("num_estimated")
+    estimated = func.sum(case((ledger.c.is_estimated, 1), else_=0)).label("num_estimated")
     everything = select(*columns, ledger.c.currency, func.count().label("num_requests"), estimated, *sums)
     query = _filtered(everything, which)
     return list(

@@ -84,6 +84,11 @@ class UpstreamAnswer:
         else:
             self.resume()
 
+    def offer_framed(self, take: Callable[[bytes], bool]) -> None:
+        """The sink would rather have whole reads with HTTP's framing: see `Connection.offer_framed`."""
+        if self._connection is not None:
+            self._connection.offer_framed(take)
+
     def pause(self) -> None:
         """Stop reading from the replica; TCP makes it wait."""
         if self._connection is not None:

@@ -26,6 +26,28 @@ from tandem.gateway.upstream.failures import (
 class Connection(asyncio.Protocol):
     """`on_idle` and `on_lost` are the pool's."""
 
+    # Slots in all that a chunk passes: with a thousand streams, what counts is how much memory each touches.
+    __slots__ = (
+        "_answer",
+        "_clock",
+        "_has_answer_begun",
+        "_has_chunk_ended",
+        "_header_bytes",
+        "_headers",
+        "_is_between_chunks",
+        "_is_in_head",
+        "_is_paused",
+        "_is_used",
+        "_keeps_alive",
+        "_max_header_bytes",
+        "_on_idle",
+        "_on_lost",
+        "_parser",
+        "_take_framed",
+        "_transport",
+        "idle_since_s",
+    )  # fmt: skip
+
     def __init__(
         self,
         max_header_bytes: int,
@@ -47,6 +69,9 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._has_answer_begun = False
         self._keeps_alive = False
+        self._take_framed: Callable[[bytes], bool] | None = None
+        self._has_chunk_ended = False
+        self._is_between_chunks = False
         self.idle_since_s = 0.0
 
     @property
@@ -59,9 +84,15 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None, "connected before it is used"
         self._answer = answer = UpstreamAnswer(self, self._clock)
         self._headers, self._header_bytes, self._is_in_head = {}, 0, True
-        self._has_answer_begun = False
+        self._has_answer_begun = self._is_between_chunks = False
+        self._take_framed = None
         self._transport.write(request)
         return answer
+
+    def offer_framed(self, take: Callable[[bytes], bool]) -> None:
+        """From now on a read that begins between two chunks is first offered to `take`, as it came, framing and all. If
+        it says True, it has taken the read, which was whole chunks then, and nobody parses it."""
+        self._take_framed = take
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._is_paused and not self._transport.is_closing():
@@ -97,6 +128,8 @@ class Connection(asyncio.Protocol):
             # Bytes nobody asked for: whatever comes next on this connection could be taken for another's answer.
             self.abort()
             return
+        if self._is_between_chunks and self._take_framed is not None and self._take_framed(data):
+            return
         self._has_answer_begun = True
         if self._is_in_head:
             self._header_bytes += len(data)
@@ -107,6 +140,9 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             cause = error.__context__
             self.break_off(cause if isinstance(cause, UpstreamFailure) else Malformed(f"not an HTTP answer: {error}"))
+        # If a part of the next chunk's size had been parsed already, the read wouldn't end in a line end, or the chunk
+        # would have begun.
+        self._is_between_chunks = self._has_chunk_ended and data.endswith(b"\r\n")
         if self._is_in_head and self._answer is not None and self._header_bytes > self._max_header_bytes:
             self.break_off(AnswerTooLarge(f"the answer's header is larger than {self._max_header_bytes} bytes"))
 
@@ -153,6 +189,12 @@ class Connection(asyncio.Protocol):
         if self._answer is not None:
             self._answer._got_head(status, self._headers)
 
+    def on_chunk_header(self) -> None:
+        self._has_chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._has_chunk_ended = True
+
     def on_body(self, body: bytes) -> None:
         if self._answer is not None:
             self._answer._got_data(body)
@@ -161,8 +203,9 @@ class Connection(asyncio.Protocol):
         if self._is_in_head:
             return  # of an announcement
         answer, self._answer = self._answer, None
-        self._is_in_head = True
-        self._is_used = True
+        self._is_in_head = self._is_used = True
+        self._has_chunk_ended = False
+        self._take_framed = None
         if answer is not None:
             self._settle()
             answer._got_end(None)

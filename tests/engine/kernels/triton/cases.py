@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,8 @@ class Case:
     splits: int | None = None
     with_rows: bool = False
     """Tables lie in other rows than the sequences' own."""
+    decides_on_device: bool = False
+    """The layout says nothing of who has one query."""
 
 
 class Paged:
@@ -76,6 +78,8 @@ class Paged:
         )
         rows = self.rows.int().to(device) if case.with_rows else None
         self.layout: StepLayout = layout_of(list(case.queries), list(case.contexts), rows)
+        if case.decides_on_device:
+            self.layout = replace(self.layout, num_decodes=0, decides_on_device=True)
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         made = torch.randn(shape, generator=self.generator)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def test_attention(catch: Any, dtype: torch.dtype, kv_dtype: torch.dtype, dim: i
         queries=(1, 60), contexts=(50, 60), heads=8, dim=dim, dtype=dtype, kv_dtype=kv_dtype, splits=4, **windowed
     )
     attention_error(case, torch.device("cpu"))
+    attention_error(replace(case, decides_on_device=True), torch.device("cpu"))
     rope_errors(RopeCase(dtype=dtype, kv_dtype=kv_dtype, dim=dim, bias=True, norms=True), torch.device("cpu"))
     assert sorted({name for name, _ in made}) == ["attention_kernel", "mix_splits_kernel", "rope_kv_kernel"]
     assert max(shared for _, shared in made) <= SHARED_BYTES

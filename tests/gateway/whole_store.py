@@ -1,4 +1,4 @@
-"""Everything that outlives a request, put together: opened once a process, started before traffic, closed after it."""
+"""The store's parts put together as a gateway does, with nothing else of a gateway: for tests of the whole of it."""
 
 from __future__ import annotations
 
