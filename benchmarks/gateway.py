@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -132,22 +131,12 @@ async def serve_tandem(port: int, upstream_port: int) -> None:
 
 
 def run_role(role: str, port: int, upstream_port: int) -> None:
-    main = {"upstream": lambda: serve_upstream(port)}.get(role) or (
-        (lambda: serve_tandem(port, upstream_port)) if role == "tandem" else (lambda: serve_bare(port, upstream_port))
-    )
-    if role != "upstream" and (profile := os.environ.get("GATEWAY_PROFILE")):
-        import cProfile
-
-        profiler = cProfile.Profile()
-
-        def leave(*_: object) -> None:
-            profiler.disable()
-            profiler.dump_stats(profile)
-            os._exit(0)
-
-        signal.signal(signal.SIGTERM, leave)
-        profiler.enable()
-    uvloop.run(main())
+    if role == "upstream":
+        uvloop.run(serve_upstream(port))
+    elif role == "tandem":
+        uvloop.run(serve_tandem(port, upstream_port))
+    else:
+        uvloop.run(serve_bare(port, upstream_port))
 
 
 # The measuring side.

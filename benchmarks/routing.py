@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import time
 
+from tests.gateway.routing.fleet import Arrival, EngineKind, Fleet, make_context, make_replicas
+from tests.gateway.routing.traces import DATA, azure_conversation, mooncake, with_batch
+
 from tandem.gateway.context import Goal
 from tandem.gateway.routing.facts import PoolFacts
 from tandem.gateway.routing.policies import POLICIES, PolicyParts
 from tandem.gateway.routing.replica_models import ReplicaModels
 from tandem.perfmodel.priors import StepCost
-from tests.gateway.routing.fleet import Arrival, EngineKind, Fleet, make_context, make_replicas
-from tests.gateway.routing.traces import DATA, azure_conversation, mooncake, with_batch
 
 GOAL = Goal(ttft_s=1.0, tpot_s=0.05)
 FLEET = (

@@ -17,6 +17,7 @@ from tandem.config.gateway_http import GatewayHttpConfig
 from tandem.config.gateway_upstream import UpstreamConfig
 from tandem.gateway.app import OPEN_ROUTES, authenticate
 from tandem.gateway.context import Caller
+from tandem.gateway.parsing import ParserConfig
 from tests.gateway.fakes import Call, Served, engines, serving, well
 
 CHAT: Final = "/v1/chat/completions"
@@ -280,6 +281,45 @@ async def test_who_does_not_end_in_time_is_cut_off(http: aiohttp.ClientSession) 
         with pytest.raises(aiohttp.ClientError):
             await running
         assert [row.status for row in served.ledger.rows] == ["aborted"]
+
+
+async def test_a_request_leaves_one_line_with_its_id_and_no_word_of_its_prompt(
+    http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tandem.gateway.accounting")
+    body = {"model": "m", "messages": [{"role": "user", "content": "a secret of mine"}]}
+    async with engines(well) as (engine,), serving(engine) as served:
+        await (await http.post(served.url + CHAT, json=body)).read()
+    [record] = [record for record in caplog.records if record.name == "tandem.gateway.accounting"]
+    assert vars(record)["output_tokens"] == 3
+    assert "secret" not in str(vars(record))
+    assert "hello" not in str(vars(record))
+
+
+async def test_a_new_configuration_holds_from_the_next_request(http: aiohttp.ClientSession) -> None:
+    go = asyncio.Event()
+
+    async def waits(call: Call) -> None:
+        await go.wait()
+        await well(call)
+
+    async with engines(waits) as (engine,), serving(engine) as served:
+        running = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
+        await engine.has_arrived()
+        served.gateway.reconfigure(
+            parser=ParserConfig(max_output_tokens={"interactive": 4, "batch": 4}),
+            upstream=UpstreamConfig(plain_timeout_s=0.2, max_attempts=1),
+        )
+        engine.script = silent
+        assert (await http.post(served.url + CHAT, json=BODY)).status == 504
+        go.set()
+        assert (await running).status == 200
+        caps = [call.json.get("max_completion_tokens", call.json.get("max_tokens")) for call in engine.calls]
+        assert caps == [None, 4]
+
+
+async def silent(call: Call) -> None:
+    await call.silence()
 
 
 async def test_a_batchs_line_is_an_answer_whatever_happens() -> None:

@@ -7,6 +7,7 @@ seconds as predicted for the chosen replica, in proportion to the tokens that ca
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -23,6 +24,7 @@ from tandem.protocol.usage import Usage
 
 _SECONDS_IN_HOUR: Final = 3600.0
 _MICROS: Final = 1_000_000
+_log = logging.getLogger(__name__)
 
 
 class Used(NamedTuple):
@@ -68,6 +70,8 @@ class Accounts:
             used_tokens = used.prompt_tokens + used.output_tokens
             self._limits.settle(context.caller, exchange.reserved_tokens, used_tokens, cost_micros)
         self._count(exchange, used, now_s)
+        if _log.isEnabledFor(logging.INFO):
+            _say(exchange, used, now_s)
         if exchange.outcome == "ok":
             self._learn(exchange, used, now_s)
 
@@ -118,6 +122,27 @@ class Accounts:
                 self._lengths.saw_output(context.caller.key_id, context.model, per_answer)
         if self._scores is not None and exchange.decision is not None and sent_s is not None:
             self._scores.ended(context, exchange.decision, outcome_of(exchange, used, sent_s, now_s))
+
+
+def _say(exchange: Exchange, used: Used, now_s: float) -> None:
+    """One line a request: ids, counts and names; nothing that a client or a model wrote."""
+    context, replica = exchange.context, exchange.replica
+    _log.info(
+        "request %s",
+        exchange.outcome,
+        extra={
+            "status": exchange.status,
+            "tenant": context.caller.tenant,
+            "key_id": context.caller.key_id,
+            "model": context.model,
+            "service_class": context.service_class,
+            "replica": NO_POOL if replica is None else replica.id,
+            "attempts": exchange.num_attempts,
+            "prompt_tokens": used.prompt_tokens,
+            "output_tokens": used.output_tokens,
+            "duration_s": round(now_s - context.arrived_s, 4),
+        },
+    )
 
 
 def outcome_of(exchange: Exchange, used: Used, sent_s: float, now_s: float) -> Outcome:

@@ -112,7 +112,7 @@ class Assembly:
                 registry=registry,
             )
         )
-        self._folder = Folder(data / "files")
+        self._folder = Folder(data)
         self.batches = BatchRunner(self.database, self._folder, settings.batches, self._run_line, clock=clock)
         self._events = CacheEvents(self.pools, self._policy_parts.index, upstream_fetch(self._calls))
         self._clock = clock

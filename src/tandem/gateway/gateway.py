@@ -79,6 +79,19 @@ class Gateway:
     async def start(self) -> None:
         self._watching = asyncio.create_task(self.proxy.watch.run())
 
+    def reconfigure(
+        self, *, policy: RoutingPolicy | None = None, room: Room | None = None, parser: ParserConfig | None = None,
+        upstream: UpstreamConfig | None = None,
+    ) -> None:  # fmt: skip
+        """For requests from now on; those that run keep what they began with. Pools and keys change in place."""
+        self.proxy.policy = policy or self.proxy.policy
+        self.proxy.room = room or self.proxy.room
+        self.parser.config = parser or self.parser.config
+        if upstream is not None:
+            self.parts.upstream_config = self.proxy.config = upstream
+            self.proxy.watch.reconfigure(upstream)
+            self.upstream.reconfigure(upstream)
+
     async def drain(self, timeout_s: float) -> bool:
         """Takes nothing new; whether all that runs ended within the time."""
         self.is_draining = True

@@ -20,9 +20,12 @@ class Watch:
 
     def __init__(self, clock: Clock, config: UpstreamConfig) -> None:
         self._clock = clock
-        self._config = config
         self._open: set[Exchange] = set()
         self._idle: asyncio.Event | None = None
+        self.reconfigure(config)
+
+    def reconfigure(self, config: UpstreamConfig) -> None:
+        """How often to look: a few times within the shortest limit."""
         shortest_s = min(
             config.first_token_timeout_s, config.plain_timeout_s, config.idle_timeout_s, config.ping_after_s,
             config.ping_every_s, config.client_stall_timeout_s,

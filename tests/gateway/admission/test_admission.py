@@ -12,12 +12,14 @@ from dataclasses import fields
 from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tandem.config.gateway_admission import AdmissionConfig, QueueLimits, WaitingRoom
 from tandem.core.clock import ManualClock
 from tandem.core.errors import Overloaded, TandemError, Unavailable
 from tandem.core.types import ServiceClass
 from tandem.gateway.admission.admission import Admission
+from tandem.gateway.admission.metrics import AdmissionMetrics
 from tandem.gateway.context import Caller, RequestContext
 from tandem.gateway.routing.base import Decision
 from tests.gateway.routing.fleet import make_context, make_replicas
@@ -409,6 +411,24 @@ async def test_what_the_autoscaler_reads() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_the_rooms_are_metrics() -> None:
+    house, registry = House(), CollectorRegistry()
+    AdmissionMetrics(house.admission, registry)
+    task = house.start("a", body=b"12345")
+    await settle()
+    house.clock.advance(3.0)
+    labels = {"room": "all_full", "class": "interactive"}
+    found = [
+        registry.get_sample_value(f"tandem_gateway_waiting_{what}", labels) for what in ("requests", "tokens", "bytes")
+    ]
+    assert found == [1, 100, 5]
+    assert registry.get_sample_value("tandem_gateway_waiting_requests", {**labels, "room": "none_up"}) == 0
+    assert registry.get_sample_value("tandem_gateway_longest_wait_seconds") == 3.0
+    await house.free()
+    await task
+    assert registry.get_sample_value("tandem_gateway_waiting_requests", labels) == 0
 
 
 async def test_retry_after_grows_with_those_who_wait() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pwd
 import shutil
@@ -76,11 +77,17 @@ def running_cluster() -> Iterator[Cluster]:
         pytest.skip("PostgreSQL is not installed; on Debian: apt-get install postgresql")
     # Not pytest's folder: its path may be closed to other users, and is too long for a socket.
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+    # Also where pytest itself breaks off: a server would outlive it.
+    atexit.register(_remove, binaries, folder)
     try:
-        cluster = Cluster(binaries, folder)
-        try:
-            yield cluster
-        finally:
-            cluster.stop()
+        yield Cluster(binaries, folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        atexit.unregister(_remove)
+        _remove(binaries, folder)
+
+
+def _remove(binaries: Path, folder: Path) -> None:
+    user = "nobody" if os.geteuid() == 0 else None
+    stop = [str(binaries / "pg_ctl"), "-D", str(folder / "data"), "-w", "-m", "immediate", "stop"]
+    subprocess.run(stop, user=user, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+    shutil.rmtree(folder, ignore_errors=True)

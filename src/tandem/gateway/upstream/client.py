@@ -69,6 +69,10 @@ class UpstreamClient:
                 continue
             return answer
 
+    def reconfigure(self, config: UpstreamConfig) -> None:
+        """For connections from now on."""
+        self._config = config
+
     def forget(self, url: str) -> None:
         """A replica is gone for good: its idle connections are closed; busy ones end with their answers."""
         if (endpoint := self._endpoints.pop(url, None)) is not None:
