@@ -5,6 +5,7 @@ Knows all parts and does the work of none.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigError, TandemError
 from tandem.core.types import ServiceClass
 from tandem.gateway.admission.admission import Admission
+from tandem.gateway.admission.metrics import AdmissionMetrics
 from tandem.gateway.app import authenticate, make_app
 from tandem.gateway.batches.batch_routes import batch_routes
 from tandem.gateway.batches.file_routes import file_routes
@@ -41,6 +43,7 @@ from tandem.gateway.replicas.fetch import upstream_fetch
 from tandem.gateway.replicas.pool import Pool, make_pool
 from tandem.gateway.replicas.pools import Pools
 from tandem.gateway.replicas.reload import reload
+from tandem.gateway.replicas.replica import Replica
 from tandem.gateway.responses import error_answer
 from tandem.gateway.routing.coserving import Room
 from tandem.gateway.routing.facts import PoolFacts, facts_of
@@ -54,6 +57,7 @@ from tandem.gateway.upstream.client import UpstreamClient
 from tandem.gateway.usage import usage_routes
 
 DRAIN_BATCHES_S: Final = 5.0
+ROOM_PERIOD_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +83,8 @@ class Assembly:
         self.room = Room(self.models, settings.routing, _goal(config.goals, "interactive"))
         self.admission = Admission(settings.admission, self._has_replica_up, clock=clock)
         self.pools.on_up(lambda replica: self.admission.notify(replica.pool.names))
-        self.pools.on_gone(lambda replica: self.models.forget(replica.id))
+        self.pools.on_gone(self._forget)
+        AdmissionMetrics(self.admission, registry)
         data = Path(settings.store.data_dir).expanduser()
         self.database = Database(settings.database, settings.store, clock)
         self.keys = StoredKeys(
@@ -116,6 +121,7 @@ class Assembly:
         self.batches = BatchRunner(self.database, self._folder, settings.batches, self._run_line, clock=clock)
         self._events = CacheEvents(self.pools, self._policy_parts.index, upstream_fetch(self._calls))
         self._clock = clock
+        self._looking: asyncio.Task[None] | None = None
 
     def app(self) -> web.Application:
         """All routes. The application's own start and clean-up run this assembly's."""
@@ -140,10 +146,13 @@ class Assembly:
         await self.batches.start()
         await self.pools.start()
         self._events.start()
+        self._looking = asyncio.create_task(self._look_for_room())
 
     async def close(self) -> None:
         """In the reverse order: who writes to another ends before it."""
         self.admission.close()
+        if self._looking is not None:
+            self._looking.cancel()
         await self._events.close()
         await self.batches.close(DRAIN_BATCHES_S)
         await self.pools.stop()
@@ -163,13 +172,27 @@ class Assembly:
         self.admission.reconfigure(config.gateway.admission)
         self._policy_parts = replace(self._policy_parts, config=config.gateway.routing)
         self.room = Room(self.models, config.gateway.routing, _goal(config.goals, "interactive"))
-        proxy = self.gateway.proxy
-        proxy.policy, proxy.room = make_policy(self._policy_parts), self.room
-        proxy.parser.config = _parser_config(config.goals)
+        self.gateway.reconfigure(
+            policy=make_policy(self._policy_parts),
+            room=self.room,
+            parser=_parser_config(config.goals),
+            upstream=config.gateway.upstream,
+        )
         kept = _unchangeable(self.config, config)
         self.config = config
         self.admission.notify()
         return kept
+
+    async def _look_for_room(self) -> None:
+        """New figures of the engines may let batch work in, and nobody else says so."""
+        while True:
+            await asyncio.sleep(ROOM_PERIOD_S)
+            self.admission.notify()
+
+    def _forget(self, replica: Replica) -> None:
+        """Another process has its place, or none."""
+        self.models.forget(replica.id)
+        self._policy_parts.index.forget(replica.id)
 
     def _has_replica_up(self, request: RequestContext) -> bool:
         replicas = self.pools.replicas(request.model, request.service_class)
@@ -235,7 +258,6 @@ def _unchangeable(old: TandemConfig, new: TandemConfig) -> list[str]:
         "price_version",
         "process",
         "http",
-        "upstream",
         "health",
         "circuit",
         "store",

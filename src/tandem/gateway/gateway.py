@@ -17,6 +17,7 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import TandemError
 from tandem.gateway.accounting import Accounts
 from tandem.gateway.context import Caller, Endpoint
+from tandem.gateway.dispatch import Dispatcher
 from tandem.gateway.exchange import Answer
 from tandem.gateway.lengths import LengthEstimates
 from tandem.gateway.metrics import GatewayMetrics
@@ -68,10 +69,11 @@ class Gateway:
             parts.ledger, parts.limits, self.metrics, self.lengths, parts.scores, parts.clock,
             currency=parts.currency, price_version=parts.price_version,
         )  # fmt: skip
-        self.proxy = Proxy(
-            parts.pools, parts.policy, parts.room, parts.admission, parts.limits, accounts, self.metrics, self.parser,
-            self.upstream, parts.upstream_config, parts.clock,
+        self.dispatcher = Dispatcher(
+            parts.pools, parts.policy, parts.room, parts.admission, self.metrics, self.upstream, parts.upstream_config,
+            parts.clock,
         )  # fmt: skip
+        self.proxy = Proxy(self.dispatcher, parts.limits, accounts, self.metrics, self.parser, parts.clock)
         self.started_unix_s = int(time.time())
         self.is_draining = False
         self._watching: asyncio.Task[None] | None = None
@@ -84,11 +86,11 @@ class Gateway:
         upstream: UpstreamConfig | None = None,
     ) -> None:  # fmt: skip
         """For requests from now on; those that run keep what they began with. Pools and keys change in place."""
-        self.proxy.policy = policy or self.proxy.policy
-        self.proxy.room = room or self.proxy.room
+        self.dispatcher.policy = policy or self.dispatcher.policy
+        self.dispatcher.room = room or self.dispatcher.room
         self.parser.config = parser or self.parser.config
         if upstream is not None:
-            self.parts.upstream_config = self.proxy.config = upstream
+            self.parts.upstream_config = self.dispatcher.config = upstream
             self.proxy.watch.reconfigure(upstream)
             self.upstream.reconfigure(upstream)
 

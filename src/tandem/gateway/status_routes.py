@@ -93,7 +93,7 @@ class _Status:
             is_database_up=parts.database.is_up,
             num_ledger_rows_waiting=parts.ledger.num_waiting,
             num_batches_active=parts.batches.num_active,
-            policy=parts.gateway.proxy.policy.name,
+            policy=parts.gateway.dispatcher.policy.name,
             pools=[self._pool(pool) for pool in parts.pools.pools],
         )
         return json_response(status)
@@ -134,7 +134,7 @@ class _Status:
     def _explained(self, context: RequestContext) -> RouteExplanation:
         parts = self._assembly
         replicas = parts.pools.replicas(context.model, context.service_class)
-        return explain(parts.gateway.proxy.policy, parts.room, context, replicas, parts.gateway.clock.now())
+        return explain(parts.gateway.dispatcher.policy, parts.room, context, replicas, parts.gateway.clock.now())
 
     def _pool(self, pool: Pool) -> PoolStatus:
         return PoolStatus(
