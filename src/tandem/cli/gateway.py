@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,11 @@ def _config(args: argparse.Namespace) -> TandemConfig:
     if args.config is not None and args.replica:
         raise ConfigError("give either -c or --replica; in a tandem.toml, engines are [[pool]]s.")
     config = load_deployment(args.config) if args.config is not None else TandemConfig(version=1)
+    return _adjusted(args, config)
+
+
+def _adjusted(args: argparse.Namespace, config: TandemConfig) -> TandemConfig:
+    """With what the flags say in place of the file."""
     gateway: dict[str, Any] = {}
     host, _, port = config.gateway.listen.rpartition(":")
     if args.host is not None or args.port is not None:
@@ -96,7 +102,9 @@ def _serve(args: argparse.Namespace, config: TandemConfig, *, reuse_port: bool) 
         discovery = Discovery([parse_replica(text) for text in args.replica], resolve_secret(args.replica_api_key))
 
     async def run() -> int:
-        return await GatewayProcess(config, args.config, discovery=discovery, reuse_port=reuse_port).run()
+        return await GatewayProcess(
+            config, args.config, discovery=discovery, reuse_port=reuse_port, adjust=partial(_adjusted, args)
+        ).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())

@@ -39,10 +39,12 @@ class GatewayProcess:
         reuse_port: bool = False,
         write_line: Callable[[str, str], None] | None = None,
         ends_with: str | None = None,
+        adjust: Callable[[TandemConfig], TandemConfig] = lambda config: config,
     ) -> None:
         """`path`: the file that reloads read. `discovery`: replicas named by flags alone. `ends_with`: a pool without
-        whose engine there is no sense in going on: when it can't be started, `run` returns 1. Raises `ConfigError`."""
+        whose engine there is no sense in going on: when it can't be started, `run` returns 1. `adjust`: what flags change in the file. Raises `ConfigError`."""
         self._path = path
+        self._adjust = adjust
         self._reuse_port = reuse_port
         self._discovery = discovery
         if discovery is None:
@@ -85,9 +87,9 @@ class GatewayProcess:
             _log.warning("there is no configuration file to reload")
             return
         try:
-            config = load_deployment(self._path)
+            config = self._adjust(load_deployment(self._path))
             check_pools(config)
-            kept = self.assembly.reload(config)
+            kept = _engines_kept(self.assembly.config, config) + self.assembly.reload(config)
         except ConfigError as error:
             _log.error("the configuration stays as it was: %s", error.message)
             return
@@ -133,6 +135,20 @@ class GatewayProcess:
             if modified is not None and modified != self._modified:
                 self._modified = modified
                 self.reload()
+
+
+def _engines_kept(old: TandemConfig, new: TandemConfig) -> list[str]:
+    """What a reload doesn't do with engine processes, in sentences."""
+    before = {pool.name: pool for pool in old.pool if pool.provider == "process"}
+    after = {pool.name: pool for pool in new.pool if pool.provider == "process"}
+    return [
+        f"the engines of the pool {name!r} have changed; they are started and stopped at the next start"
+        for name in sorted(before.keys() | after.keys())
+        if name not in before
+        or name not in after
+        or spec_of(before[name]) != spec_of(after[name])
+        or before[name].replicas != after[name].replicas
+    ]
 
 
 def _provider(config: TandemConfig, write_line: Callable[[str, str], None] | None) -> ProcessProvider | None:

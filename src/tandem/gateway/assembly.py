@@ -272,6 +272,11 @@ def check_pools(config: TandemConfig) -> None:
     if not config.pool:
         raise ConfigError("there is no [[pool]]; a gateway needs at least one, or --replica KIND=URL.")
     for pool in config.pool:
+        if pool.provider in ("kubernetes", "ray"):
+            raise ConfigError(
+                f"the pool {pool.name!r} has provider {pool.provider}, which there isn't yet; it must be process, or "
+                "endpoints of engines that something else runs."
+            )
         if pool.provider == "endpoints" and not pool.endpoints:
             raise ConfigError(f"the pool {pool.name!r} has provider endpoints, but no endpoints; name some.")
         if pool.endpoints and pool.provider == "process":

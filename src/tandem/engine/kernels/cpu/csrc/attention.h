@@ -22,18 +22,21 @@ template <class Kv> class Attention {
     char* p = d.thread_scratch + thread * d.thread_scratch_bytes;
     const int64_t rows = max_rows_ + 32;
     query_ = carve<A>(p, rows * dim_);
-    probabilities_ = carve<A>(p, rows * kKvTile);
-    scores_ = carve<float>(p, rows * kKvTile);
+    probabilities_ = carve<A>(p, kStates * kKvTile);
+    scores_ = carve<float>(p, kStates * kKvTile);
     chunk_ = {carve<float>(p, rows * dim_), carve<float>(p, rows), carve<float>(p, rows)};
     total_ = {carve<float>(p, rows * dim_), carve<float>(p, rows), carve<float>(p, rows)};
     staging_ = carve<char>(p, 8 * static_cast<int64_t>(kHalf) * dim_ * 4);
     key_scale_ = carve<float>(p, kKvTile);
     value_scale_ = carve<float>(p, kKvTile);
-    tops_ = carve<float>(p, rows);
-    bases_ = carve<float>(p, rows);
-    shrinks_ = carve<float>(p, rows);
+    value_steps_ = carve<float>(p, kKvTile);
     query_scale_ = carve<float>(p, rows);
-    units_ = carve<float>(p, rows);
+    tops_ = carve<float>(p, kStates);
+    sums_ = carve<float>(p, kStates);
+    shrinks_ = carve<float>(p, kStates);
+    units_ = carve<float>(p, kStates);
+    const Config& c = d.config;
+    score_scale_ = c.attention_soft_cap > 0 ? c.attention_scale / c.attention_soft_cap : c.attention_scale * kLog2E;
   }
 
   // RoPE and KV write for one token's KV head and its query heads, from the projections. `query`: [group][dim].
@@ -53,7 +56,9 @@ template <class Kv> class Attention {
     begin_ = layer_.window ? most(0, first_position_ + 1 - layer_.window) : 0;
     end_ = first_position_ + item.num_tokens;
     KvReader<Kv> reader(d_, layer_.pool, table_of(item), item.kv_head, staging_, key_scale_, value_scale_);
-    if (next) expect(*next);
+    current_ = &item;
+    next_ = next;
+    if (next) expect(*next, 0, kTilesAhead - tiles_of(item));
     const int64_t tokens = d_.config.max_tokens;
     queries_ = static_cast<A*>(d_.query) + (item.kv_head * tokens + token_) * group_ * dim_;
     scales_of_queries_ = d_.query_scales + (item.kv_head * tokens + token_) * group_;
@@ -75,16 +80,13 @@ template <class Kv> class Attention {
     }
   }
 
-  void expect(const AttentionItem& item) const {
-    const int queries = step_.query_start[item.sequence + 1] - step_.query_start[item.sequence], context = step_.context_len[item.sequence];
-    const int first = context - queries + item.first_token, begin = layer_.window ? most(0, first + 1 - layer_.window) : 0;
-    const int start = item.chunk < 0 ? begin / kKvTile * kKvTile : item.chunk * kKvChunk;
-    const KvReader<Kv> reader(d_, layer_.pool, table_of(item), item.kv_head, nullptr, nullptr, nullptr);
-    for (int g = 0; g < kKvTile; g += kHalf) reader.expect(most(start + g, begin / kHalf * kHalf), first + item.num_tokens);
-  }
+  // Asks memory for the beginning of an item's keys and values.
+  void expect(const AttentionItem& item) const { expect(item, 0, kTilesAhead); }
 
  private:
   static constexpr int kLane = Packing<B>::k * sizeof(B);   // bytes of a column in a step of a product
+  static constexpr int kStates = 32;                        // rows of a tile, and some to spare
+  static constexpr float kSteps = 32767.0f, kLowest = -3e38f;
 
   struct Running {  // softmax under way: values are sums of 2^(score - max) * value
     float *values, *max, *sum;
@@ -101,6 +103,31 @@ template <class Kv> class Attention {
     T* r = reinterpret_cast<T*>(p);
     p += round_up(n * static_cast<int64_t>(sizeof(T)), 64);
     return r;
+  }
+
+  // Keys and values that an item reads: from the tile at `start` on, to `end`; before `begin` nothing.
+  struct Span { int start, begin, end; };
+  Span span_of(const AttentionItem& item) const {
+    const int queries = step_.query_start[item.sequence + 1] - step_.query_start[item.sequence];
+    const int first = step_.context_len[item.sequence] - queries + item.first_token, end = first + item.num_tokens;
+    const int begin = layer_.window ? most(0, first + 1 - layer_.window) : 0;
+    if (item.chunk < 0) return {begin / kKvTile * kKvTile, begin, end};
+    return {most(item.chunk * kKvChunk, begin / kKvTile * kKvTile), begin, least(end, (item.chunk + 1) * kKvChunk)};
+  }
+  int tiles_of(const AttentionItem& item) const {
+    const Span s = span_of(item);
+    return (s.end - s.start + kKvTile - 1) / kKvTile;
+  }
+  void expect(const AttentionItem& item, int first, int last) const {  // tiles of it
+    const Span s = span_of(item);
+    const KvReader<Kv> reader(d_, layer_.pool, table_of(item), item.kv_head, nullptr, nullptr, nullptr);
+    for (int p = s.start + first * kKvTile; p < s.start + last * kKvTile; p += kHalf)
+      if (p + kHalf > s.begin) reader.expect(p, s.end);
+  }
+  void expect_ahead(int start) const {  // what is wanted some tiles after the one at `start`: of this item, or of the next
+    const int tile = (start - span_of(*current_).start) / kKvTile + kTilesAhead, tiles = tiles_of(*current_);
+    if (tile < tiles) expect(*current_, tile, tile + 1);
+    else if (next_) expect(*next_, tile - tiles, tile - tiles + 1);
   }
 
   const float* head(int token, int index) const { return d_.qkv + static_cast<int64_t>(token) * d_.qkv_stride + index * dim_; }
@@ -140,154 +167,160 @@ template <class Kv> class Attention {
     chunk_.clear(rows_, dim_);
     const int end = least(end_, (chunk + 1) * kKvChunk);
     for (int start = most(chunk * kKvChunk, begin_ / kKvTile * kKvTile); start < end; start += kKvTile) {
+      expect_ahead(start);
       // Who reads the newest position writes it; only now, when its surroundings have come from memory.
       if (d_.decode_only && start + kKvTile >= end_) write(token_, kv_head);
       KvGroup groups[kKvTile / kHalf];
-      for (int g = 0; g < kKvTile / kHalf; ++g) {
-        reader.expect(start + kKvTile + g * kHalf, end_);
-        groups[g] = reader.read(g, start + g * kHalf, begin_, end);
+      for (int g = 0; g < kKvTile / kHalf; ++g) groups[g] = reader.read(g, start + g * kHalf, begin_, end);
+      prepare_scales();
+      const int rows = few() ? 4 : P::kRows;
+      for (int r = 0, n; r < rows_; r += n) {
+        n = tile_rows(rows_ - r, rows);
+        attend_rows(groups, start, r, n);
       }
-      score(groups);
-      soften(start);
-      weigh(groups, least(kKvTile, end - start));
     }
   }
+
+  // A tile of rows with 64 positions, all of it in the first-level cache: scores, weights, weighted values. What no row sees is
+  // left out: it would add zeros.
+  void attend_rows(const KvGroup* groups, int start, int r, int n) {
+    const int seen = visible(r + n - 1, start);
+    if (seen <= 0 || (layer_.window && visible(r, start) - layer_.window >= kKvTile)) return;
+    const int num_groups = least(kKvTile, seen + kHalf - 1) / kHalf;
+    score(groups, num_groups, r, n);
+    for (int i = 0; i < n; i += W) {
+      store(tops_ + i, splat(-__builtin_inff()));
+      store(sums_ + i, zero());
+    }
+    for (int i = 0; i < n; ++i) soften(r + i, i, start);
+    // What is done once for a row costs a fraction in a register of rows. Those behind the tile's see nothing and stay as they are.
+    for (int i = 0; i < n; i += W) {
+      const V before = load(chunk_.max + r + i), top = load(tops_ + i), now = max(before, top);
+      const V base = max(now, splat(kLowest)), shrink = exp2(before - base), grow = exp2(top - base);
+      store(chunk_.max + r + i, now);
+      store(chunk_.sum + r + i, fma(load(chunk_.sum + r + i), shrink, load(sums_ + i) * grow));
+      store(shrinks_ + i, shrink);
+      store(units_ + i, load(units_ + i) * grow);
+    }
+    weigh(groups, num_groups, r, n);
+  }
+
+  int visible(int row, int start) const { return first_position_ + row / group_ + 1 - start; }  // positions from `start` on
 
   // Sums of whole numbers are the same bits in whatever tiles.
   bool few() const { return sizeof(Kv) == 1 && W == 16 && rows_ <= 4; }
 
-  void score(const KvGroup* groups) {
+  // Of int8: keys' scales with what scores are multiplied with anyway; values' scales under the tile's largest.
+  void prepare_scales() {
+    if (sizeof(Kv) != 1) return;
+    V top = zero();
+    for (int j = 0; j < kKvTile; j += W) {
+      store(key_scale_ + j, load(key_scale_ + j) * splat(score_scale_));
+      top = max(top, load(value_scale_ + j));
+    }
+    widest_ = highest(top);
+    const V inverse = splat(steps_under(widest_));
+    for (int j = 0; j < kKvTile; j += W) store(value_steps_ + j, load(value_scale_ + j) * inverse);
+  }
+  static float steps_under(float widest) { return widest > 0 ? kSteps / widest : 0; }
+
+  void score(const KvGroup* groups, int num_groups, int r, int n) {
     if (few()) {
       int64_t columns[kKvTile / kHalf];
       for (int g = 0; g < kKvTile / kHalf; ++g) columns[g] = groups[g].keys - groups[0].keys;
       const BTile b{&groups[0].keys, 1, dim_ / Packing<B>::k, kHalf * kLane, 0, nullptr, 0};
-      return wide_pairs(rows_, queries_, dim_, b, columns, scores_, kKvTile);
+      return wide_pairs(n, queries_, dim_, b, columns, scores_, kKvTile);
     }
-    for (int g = 0; g < kKvTile / kHalf; g += 2) {
-      if (groups[g].keys == d_.zeros && groups[g + 1].keys == d_.zeros) continue;  // masked, whatever is left there
+    for (int g = 0; g < num_groups; g += 2) {
       const BTile b{&groups[g].keys, 1, dim_ / Packing<B>::k, kHalf * kLane, groups[g + 1].keys - groups[g].keys, groups[g].keys, 0};
-      for (int r = 0, n; r < rows_; r += n) {
-        n = tile_rows(rows_ - r, P::kRows);
-        P::tile(n)(queries_ + r * dim_, dim_, b, scores_ + r * kKvTile + g * kHalf, kKvTile, false);
-      }
+      P::tile(n)(queries_ + r * dim_, dim_, b, scores_ + g * kHalf, kKvTile, false);
     }
   }
 
-  // Scores to weights 2^(score - max), the running values rescaled to the new maximum. First and last over rows, in between over
-  // registers of rows: what is done once for a row costs a sixteenth. A row that sees nothing yet counts from 0 and adds zeros.
-  void soften(int start) {
-    for (int r = 0; r < rows_; ++r) tops_[r] = scale_and_mask(r, start);
-    bool rescale = false;
-    for (int r = 0; r < rows_; r += W) {
-      const V before = load(chunk_.max + r), now = max(before, load(tops_ + r));
-      const V base = max(now, splat(-3e38f));
-      const V shrink = exp2(before - base);
-      store(chunk_.max + r, now);
-      store(bases_ + r, base);
-      store(shrinks_ + r, shrink);
-      rescale |= sum(keep(splat(1.0f) - shrink, 0, rows_ - r, 0.0f)) > 0;
+  // A row's scores to weights 2^(score - the highest of these), with that highest and the weights' sum. A row that sees nothing
+  // counts from a floor and gets zeros.
+  void soften(int r, int i, int start) {
+    constexpr int N = kKvTile / W;
+    const float cap = d_.config.attention_soft_cap, *scores = scores_ + i * kKvTile;
+    const int high = visible(r, start), low = layer_.window ? high - layer_.window : 0;
+    const bool partly = high < kKvTile || low > 0;
+    const V factor = splat(sizeof(Kv) == 1 ? scales_of_queries_[r] : score_scale_);
+    V s[N], top = splat(-__builtin_inff());
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) {
+      s[j] = load(scores + j * W) * factor;
+      if (sizeof(Kv) == 1) s[j] = s[j] * load(key_scale_ + j * W);
+      if (cap > 0) s[j] = splat(cap * kLog2E) * tanh(s[j]);
+      if (partly) s[j] = keep(s[j], low - j * W, high - j * W, -__builtin_inff());
+      top = max(top, s[j]);
     }
-    for (int r = 0; r < rows_; ++r) tops_[r] = weights_of(r);
-    for (int r = 0; r < rows_; r += W) store(chunk_.sum + r, fma(load(chunk_.sum + r), load(shrinks_ + r), load(tops_ + r)));
-    if (rescale)
-      for (int r = 0; r < rows_; ++r) {
-        const V shrink = splat(shrinks_[r]);
-        float* values = chunk_.values + static_cast<int64_t>(r) * dim_;
-        for (int i = 0; i < dim_; i += W) store(values + i, load(values + i) * shrink);
-      }
-  }
-
-  float scale_and_mask(int r, int start) {  // returns the row's highest
-    const Config& c = d_.config;
-    const int position = first_position_ + r / group_;
-    const int high = position + 1 - start, low = layer_.window ? high - layer_.window : 0;
-    float* scores = scores_ + r * kKvTile;
-    V top = splat(-__builtin_inff());
-    for (int j = 0; j < kKvTile; j += W) {
-      V s = load(scores + j);
-      if (sizeof(Kv) == 1) s = s * (load(key_scale_ + j) * splat(scales_of_queries_[r]));
-      if (c.attention_soft_cap > 0)
-        s = splat(c.attention_soft_cap * kLog2E) * tanh(s * splat(c.attention_scale / c.attention_soft_cap));
-      else
-        s = s * splat(c.attention_scale * kLog2E);
-      if (high < kKvTile || low > 0) s = keep(s, low - j, high - j, -__builtin_inff());
-      store(scores + j, s);
-      top = max(top, s);
-    }
-    return highest(top);
-  }
-
-  float weights_of(int r) {  // returns their sum
-    const V base = splat(bases_[r]);
+    tops_[i] = highest(top);
+    const V base = splat(most(tops_[i], kLowest));
     V total = zero();
-    for (int j = 0; j < kKvTile; j += W) {
-      const V p = exp2(load(scores_ + r * kKvTile + j) - base);
-      total = total + p;
-      put_weights(r, j, p, probabilities_);
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) {
+      s[j] = weight_of<Kv>(s[j] - base);
+      total = total + s[j];
     }
-    finish_weights(r, probabilities_);
-    return sum(total);
+    sums_[i] = sum(total);
+    units_[i] = put_weights(s, low, high, partly, probabilities_ + i * kKvTile);
   }
 
-  template <class T> void put_weights(int r, int j, V p, T* out) { store(out + r * kKvTile + j, p); }
-  template <class T> void finish_weights(int, T*) {}
-  // Of int8 values the scales come in here, and weights become whole numbers of 16 bits under a scale for the row.
-  void put_weights(int r, int j, V p, int16_t*) { store(scores_ + r * kKvTile + j, p * load(value_scale_ + j)); }
-  void finish_weights(int r, int16_t* out) {
-    const float* weights = scores_ + r * kKvTile;
-    units_[r] = largest_of(weights, kKvTile) / 32767.0f;
-    const V inverse = splat(units_[r] > 0 ? 1 / units_[r] : 0);
-    for (int j = 0; j < kKvTile; j += W) store(out + r * kKvTile + j, round(load(weights + j) * inverse));
+  template <class T> float put_weights(const V* p, int, int, bool, T* out) {
+    for (int j = 0; j < kKvTile / W; ++j) store(out + j * W, p[j]);
+    return 1;
+  }
+  // Of int8 values the scales come in here, and weights become whole numbers of 16 bits. Only what the row sees may decide their step.
+  float put_weights(const V* p, int low, int high, bool partly, int16_t* out) {
+    constexpr int N = kKvTile / W;
+    if (!partly) {
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) store(out + j * W, p[j] * load(value_steps_ + j * W));
+      return widest_ / kSteps;
+    }
+    V top = zero();
+    for (int j = 0; j < N; ++j) top = max(top, keep(load(value_scale_ + j * W), low - j * W, high - j * W, 0.0f));
+    const float widest = highest(top);
+    const V inverse = splat(steps_under(widest));
+    for (int j = 0; j < N; ++j) store(out + j * W, p[j] * (load(value_scale_ + j * W) * inverse));
+    return widest / kSteps;
   }
 
-  void weigh_few(const KvGroup* groups, int num_groups) {
+  void weigh(const KvGroup* groups, int num_groups, int r, int n) {
     constexpr int64_t columns[4] = {0, kHalf * kLane, 2 * kHalf * kLane, 3 * kHalf * kLane};
-    alignas(64) float sums[4 * 64];
-    for (int i = 0; i < dim_; i += 64) {
-      const char* segments[kKvTile / kHalf];
-      for (int g = 0; g < num_groups; ++g) segments[g] = groups[g].values + i * kLane;
-      wide_pairs(rows_, probabilities_, kKvTile, BTile{segments, num_groups, kHalf / Packing<B>::k, dim_ * kLane, 0, nullptr, 0}, columns, sums, 64);
-      for (int r = 0; r < rows_; ++r) {
-        float* values = chunk_.values + static_cast<int64_t>(r) * dim_ + i;
-        for (int j = 0; j < 64; j += W) store(values + j, fma(load(sums + r * 64 + j), splat(units_[r]), load(values + j)));
-      }
-    }
-  }
-
-  void weigh(const KvGroup* groups, int positions) {
-    const int num_groups = (positions + kHalf - 1) / kHalf;
-    if (few() && dim_ % 64 == 0) return weigh_few(groups, num_groups);
-    for (int i = 0; i < dim_; i += kPanel) {
+    alignas(64) float sums[P::kRows * kPanel > 4 * 64 ? P::kRows * kPanel : 4 * 64];
+    const bool wide = few() && dim_ % 64 == 0;
+    const int width = wide ? 64 : kPanel;
+    for (int i = 0; i < dim_; i += width) {
       const char* segments[kKvTile / kHalf];
       for (int g = 0; g < num_groups; ++g) segments[g] = groups[g].values + i * kLane;
       const BTile b{segments, num_groups, kHalf / Packing<B>::k, dim_ * kLane, kHalf * kLane, segments[0], 0};
-      for (int r = 0, n; r < rows_; r += n) {
-        n = tile_rows(rows_ - r, P::kRows);
-        float* values = chunk_.values + static_cast<int64_t>(r) * dim_ + i;
-        if (sizeof(Kv) != 1) {
-          P::tile(n)(probabilities_ + r * kKvTile, kKvTile, b, values, dim_, true);
-          continue;
-        }
-        alignas(64) float sums[P::kRows * kPanel];
-        P::tile(n)(probabilities_ + r * kKvTile, kKvTile, b, sums, kPanel, false);
-        for (int q = 0; q < n; ++q)
-          for (int j = 0; j < kPanel; j += W)
-            store(values + q * dim_ + j, fma(load(sums + q * kPanel + j), splat(units_[r + q]), load(values + q * dim_ + j)));
+      if (wide) wide_pairs(n, probabilities_, kKvTile, b, columns, sums, width);
+      else P::tile(n)(probabilities_, kKvTile, b, sums, width, false);
+      for (int q = 0; q < n; ++q) {
+        float* values = chunk_.values + static_cast<int64_t>(r + q) * dim_ + i;
+        const V unit = splat(units_[q]), shrink = splat(shrinks_[q]);
+        for (int j = 0; j < width; j += W) store(values + j, fma(load(sums + q * width + j), unit, load(values + j) * shrink));
       }
     }
   }
 
   // Takes a chunk's softmax into the total. Into an empty total this copies, bit by bit.
   void merge(const float* values, const float* maxima, const float* sums) {
-    for (int r = 0; r < rows_; ++r) {
-      if (maxima[r] == -__builtin_inff()) continue;
-      const float now = most(total_.max[r], maxima[r]);
-      const float mine = exp2(total_.max[r] - now), theirs = exp2(maxima[r] - now);
-      total_.max[r] = now;
-      total_.sum[r] = total_.sum[r] * mine + sums[r] * theirs;
-      float* to = total_.values + static_cast<int64_t>(r) * dim_;
-      const float* from = values + static_cast<int64_t>(r) * dim_;
-      for (int i = 0; i < dim_; i += W) store(to + i, fma(load(from + i), splat(theirs), load(to + i) * splat(mine)));
+    for (int r = 0; r < rows_; r += W) {
+      const int n = least(W, rows_ - r);
+      const V before = load(total_.max + r), top = keep(load(maxima + r), 0, n, -__builtin_inff()), now = max(before, top);
+      const V base = max(now, splat(kLowest)), mine = exp2(before - base), theirs = exp2(top - base);
+      store(total_.max + r, now);
+      store(total_.sum + r, fma(load(total_.sum + r), mine, keep(load(sums + r), 0, n, 0.0f) * theirs));
+      store(shrinks_, mine);
+      store(units_, theirs);
+      for (int i = 0; i < n; ++i) {
+        float* to = total_.values + static_cast<int64_t>(r + i) * dim_;
+        const float* from = values + static_cast<int64_t>(r + i) * dim_;
+        const V a = splat(shrinks_[i]), b = splat(units_[i]);
+        for (int j = 0; j < dim_; j += W) store(to + j, fma(load(from + j), b, load(to + j) * a));
+      }
     }
   }
 
@@ -341,8 +374,12 @@ template <class Kv> class Attention {
   float* scores_;
   Running chunk_, total_;
   char* staging_;
-  float *key_scale_, *value_scale_, *tops_, *bases_, *shrinks_, *query_scale_, *units_;
+  float *key_scale_, *value_scale_, *value_steps_, *query_scale_;
+  float *tops_, *sums_, *shrinks_, *units_;   // by row of a tile: highest score, sum of weights, what to multiply old and new values with
   const float* scales_of_queries_ = nullptr;
+  float score_scale_, widest_ = 0;
+  const AttentionItem* next_ = nullptr;
+  const AttentionItem* current_ = nullptr;
 };
 
 }  // namespace TANDEM_VARIANT

@@ -97,7 +97,7 @@ void place_kv(Decoder& d) {
 
 int64_t attention_scratch_bytes(int group, int dim) {  // as attention.h carves it, for the widest types
   const int64_t rows = (group > kMaxTileRows ? group : kMaxTileRows) + kSpareRows;
-  return 4 * (3 * rows * dim + 2 * rows * kKvTile + 9 * rows + 8 * kHalf * static_cast<int64_t>(dim) + 2 * kKvTile) + 18 * 64;
+  return 4 * (3 * rows * dim + 2 * 32 * kKvTile + 5 * rows + 4 * 32 + 8 * kHalf * static_cast<int64_t>(dim) + 3 * kKvTile) + 18 * 64;
 }
 
 void place_scratch(Decoder& d, Arena& arena) {

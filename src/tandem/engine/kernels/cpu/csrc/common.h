@@ -35,6 +35,7 @@ constexpr int kPanel = 32;      // columns of a weight panel: two tiles of 16, f
 constexpr int kHalf = 16;       // half a panel; also the KV positions that lie together in the pool
 constexpr int kKvTile = 64;     // KV positions between two rescalings of the online softmax
 constexpr int kKvChunk = 256;   // KV positions whose partial softmax is merged as one; at fixed places, so that splitting changes nothing
+constexpr int kTilesAhead = 3;  // of keys and values that are asked for from memory while one is worked on
 constexpr int kMaxTileRows = 96;      // rows (token x head of the group) of an attention tile
 constexpr int kMaxHeadDim = 256;
 constexpr int kRoundGroup = 32;       // inputs of a product that share a scale when rounded in groups

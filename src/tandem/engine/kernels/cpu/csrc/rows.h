@@ -21,10 +21,22 @@ static inline V exp2(V x) {
   return scale2(p, whole);
 }
 
-static inline float exp2(float x) {
-  float lanes[W];
-  store(lanes, exp2(splat(x)));
-  return lanes[0];
+// The same of x <= 0 for a softmax over keys and values of a type: to as many bits as its weights keep; 2^0 is 1.
+template <class Kv> static inline V weight_of(V x) {
+  V whole, f;
+  split(max(splat(kExp2Floor), x), whole, f);
+  V p;
+  if (sizeof(Kv) == 4) {  // to 1e-7
+    p = fma(splat(1.8671305002592176e-3f), f, splat(9.017029405158375e-3f));
+    p = fma(p, f, splat(5.579991376607768e-2f));
+    p = fma(p, f, splat(2.401644499704422e-1f));
+    p = fma(p, f, splat(6.93151311820264e-1f));
+  } else {  // to 3e-6
+    p = fma(splat(1.3426688011243082e-2f), f, splat(5.224246816484632e-2f));
+    p = fma(p, f, splat(2.4128020762908337e-1f));
+    p = fma(p, f, splat(6.930448445281004e-1f));
+  }
+  return scale2(fma(p, f, splat(1.0f)), whole);
 }
 
 static inline V tanh(V x) { return splat(1.0f) - splat(2.0f) / (exp2(x * splat(2.0f * kLog2E)) + splat(1.0f)); }

@@ -41,6 +41,10 @@ static inline V scale2(V x, V whole) {  // x * 2^whole, for -127 <= whole <= 127
   const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(whole.v), _mm256_set1_epi32(127));
   return {_mm256_mul_ps(x.v, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)))};
 }
+static inline void split(V x, V& whole, V& fraction) {  // x in its floor, and the rest
+  whole = {_mm256_floor_ps(x.v)};
+  fraction = x - whole;
+}
 static inline V add_if_at_least(V sum, V x, V threshold, V term) {  // by lanes: sum + term where x >= threshold
   return {_mm256_add_ps(sum.v, _mm256_and_ps(_mm256_cmp_ps(x.v, threshold.v, _CMP_GE_OQ), term.v))};
 }

@@ -45,6 +45,11 @@ static inline V max(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
 static inline V min(V a, V b) { return {_mm512_min_ps(a.v, b.v)}; }
 static inline V round(V a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 static inline V scale2(V x, V whole) { return {_mm512_scalef_ps(x.v, whole.v)}; }  // x * 2^whole
+// x in a whole number, of which scale2 may take the floor itself, and what it is below x.
+static inline void split(V x, V& whole, V& fraction) {
+  whole = x;
+  fraction = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+}
 static inline V add_if_at_least(V sum, V x, V threshold, V term) {  // by lanes: sum + term where x >= threshold
   return {_mm512_mask_add_ps(sum.v, _mm512_cmp_ps_mask(x.v, threshold.v, _CMP_GE_OQ), sum.v, term.v)};
 }
