@@ -260,7 +260,8 @@ def test_a_key_is_asked_for_where_one_is_given(smollm2: Path, tmp_path: Path) ->
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TANDEM_API_KEY": "a-secret-of-some-length"}
     with Served("smollm2-135m", *SMALL, command=("serve",), env=env, wait=False) as served:
         served._listening.wait(60)
-        request = urllib.request.Request(served.url + "/v1/models", headers={"Authorization": "Bearer a-secret-of-some-length"})
+        headers = {"Authorization": "Bearer a-secret-of-some-length"}
+        request = urllib.request.Request(served.url + "/v1/models", headers=headers)
         assert served.status("/v1/models") == 401
         with urllib.request.urlopen(request, timeout=20) as answer:
             assert answer.status == 200

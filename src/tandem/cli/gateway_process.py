@@ -41,8 +41,9 @@ class GatewayProcess:
         ends_with: str | None = None,
         adjust: Callable[[TandemConfig], TandemConfig] = lambda config: config,
     ) -> None:
-        """`path`: the file that reloads read. `discovery`: replicas named by flags alone. `ends_with`: a pool without
-        whose engine there is no sense in going on: when it can't be started, `run` returns 1. `adjust`: what flags change in the file. Raises `ConfigError`."""
+        """`path`: the file that reloads read; `adjust`: what flags change in it. `discovery`: replicas named by flags
+        alone. `ends_with`: a pool without whose engine there is no sense in going on: when it can't be started, `run`
+        returns 1. Raises `ConfigError`."""
         self._path = path
         self._adjust = adjust
         self._reuse_port = reuse_port
