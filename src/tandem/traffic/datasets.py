@@ -96,7 +96,7 @@ def _entry(message: str) -> str:
 
 
 def _line_of(path: Path, message: str) -> int:
-    """The line of a byte offset in a decoder's "… (byte 123)"; without one the data ended too soon, in the last line."""
+    """The line of a byte offset in a decoder's "… (byte 123)"; without one the data ended too soon: the last line."""
     digits = message.rpartition("(byte ")[2].rstrip(")")
     data = path.read_bytes()
     return data[: int(digits) if digits.isdigit() else len(data)].count(b"\n") + 1
