@@ -109,9 +109,9 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     has_priorities: Annotated[
         bool, Meta(description="Its engines were started with priority scheduling (vLLM, SGLang).")
     ] = False
-    api_key: (
-        Annotated[str, Meta(description="Where the key of its engines stands: env:NAME or file:PATH.")] | None
-    ) = None
+    api_key: Annotated[str, Meta(description="Where the key of its engines stands: env:NAME or file:PATH.")] | None = (
+        None
+    )
     replicas: Annotated[int, Meta(ge=0, description="How many the process provider keeps running.")] = 1
     command: (
         Annotated[
