@@ -496,7 +496,8 @@ def rope_table(theta: float, scaling: RopeScaling | None, head_dim: int, length:
 
 
 def _in_huge_pages(image: torch.Tensor) -> torch.Tensor:
-    memory = mmap.mmap(-1, image.numel() + HUGE_PAGE)
+    # Private: what is shared gets no huge pages.
+    memory = mmap.mmap(-1, image.numel() + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

@@ -41,6 +41,10 @@ template <class Kv> class Attention {
 
   // RoPE and KV write for one token's KV head and its query heads, from the projections. `query`: [group][dim].
   void rotate_and_write(int token, int kv_head, A* query, float* scales) {
+    const int soon = least(token + 2, step_.num_tokens - 1);  // a prompt's projections lie beyond the second-level cache
+    for (int g = 0; g < group_; ++g) ask_for_head(soon, kv_head * group_ + g);
+    ask_for_head(soon, d_.config.num_heads + kv_head);
+    ask_for_head(soon, d_.config.num_heads + d_.config.num_kv_heads + kv_head);
     rotate_queries(token, kv_head, query, scales);
     write(token, kv_head);
   }
@@ -124,15 +128,37 @@ template <class Kv> class Attention {
     for (int p = s.start + first * kKvTile; p < s.start + last * kKvTile; p += kHalf)
       if (p + kHalf > s.begin) reader.expect(p, s.end);
   }
-  void expect_ahead(int start) const {  // what is wanted some tiles after the one at `start`: of this item, or of the next
-    const int tile = (start - span_of(*current_).start) / kKvTile + kTilesAhead, tiles = tiles_of(*current_);
-    if (tile < tiles) expect(*current_, tile, tile + 1);
-    else if (next_) expect(*next_, tile - tiles, tile - tiles + 1);
+  // What is wanted some tiles after the one at `start`: of this item, or of the next. Few rows ask for it while they compute, a
+  // little at a time: so many requests at once would have to wait for each other.
+  void expect_ahead(int start) {
+    const int tiles = tiles_of(*current_), tile = (start - span_of(*current_).start) / kKvTile + kTilesAhead;
+    const AttentionItem* item = tile < tiles ? current_ : next_;
+    const int there = tile < tiles ? tile : tile - tiles;
+    spread_ = few() && d_.kv.grouped && dim_ == 64;
+    if (!spread_) {
+      if (item) expect(*item, there, there + 1);
+      return;
+    }
+    for (int g = 0; g < kKvTile / kHalf; ++g) keys_ahead_[g] = values_ahead_[g] = d_.zeros;
+    if (!item) return;
+    const Span s = span_of(*item);
+    const KvReader<Kv> reader(d_, layer_.pool, table_of(*item), item->kv_head, nullptr, nullptr, nullptr);
+    for (int g = 0; g < kKvTile / kHalf; ++g) {
+      const int p = s.start + there * kKvTile + g * kHalf;
+      if (p < s.end && p + kHalf > s.begin) reader.whereabouts(p, keys_ahead_[g], values_ahead_[g]);
+    }
   }
+  const char* const* keys_ahead() const { return spread_ ? keys_ahead_ : nullptr; }
+  const char* const* values_ahead() const { return spread_ ? values_ahead_ : nullptr; }
 
   const float* head(int token, int index) const { return d_.qkv + static_cast<int64_t>(token) * d_.qkv_stride + index * dim_; }
   const float* angles(int token) const {
     return layer_.rope + static_cast<int64_t>(step_.positions[token]) * d_.config.head_dim;
+  }
+
+  void ask_for_head(int token, int index) const {
+    const float* p = head(token, index);
+    for (int i = 0; i < dim_; i += kHalf) prefetch(p + i);
   }
 
   void rotate_queries(int token, int kv_head, A* query, float* scales) {
@@ -192,7 +218,13 @@ template <class Kv> class Attention {
       store(tops_ + i, splat(-__builtin_inff()));
       store(sums_ + i, zero());
     }
-    for (int i = 0; i < n; ++i) soften(r + i, i, start);
+    const bool partly = visible(r, start) < kKvTile || (layer_.window && visible(r + n - 1, start) > layer_.window);
+    for (int i = 0; i < n; ++i) {
+      const int high = visible(r + i, start);
+      tops_[i] = partly ? scale_and_mask<true>(r + i, i, high) : scale_and_mask<false>(r + i, i, high);
+    }
+    for (int i = 0; i < n; i += W) store(shrinks_ + i, max(splat(kLowest), load(tops_ + i)));
+    for (int i = 0; i < n; ++i) partly ? soften<true>(i, visible(r + i, start)) : soften<false>(i, 0);
     // What is done once for a row costs a fraction in a register of rows. Those behind the tile's see nothing and stay as they are.
     for (int i = 0; i < n; i += W) {
       const V before = load(chunk_.max + r + i), top = load(tops_ + i), now = max(before, top);
@@ -229,7 +261,7 @@ template <class Kv> class Attention {
       int64_t columns[kKvTile / kHalf];
       for (int g = 0; g < kKvTile / kHalf; ++g) columns[g] = groups[g].keys - groups[0].keys;
       const BTile b{&groups[0].keys, 1, dim_ / Packing<B>::k, kHalf * kLane, 0, nullptr, 0};
-      return wide_pairs(n, queries_, dim_, b, columns, scores_, kKvTile);
+      return wide_pairs(n, queries_, dim_, b, columns, keys_ahead(), scores_, kKvTile);
     }
     for (int g = 0; g < num_groups; g += 2) {
       const BTile b{&groups[g].keys, 1, dim_ / Packing<B>::k, kHalf * kLane, groups[g + 1].keys - groups[g].keys, groups[g].keys, 0};
@@ -237,43 +269,53 @@ template <class Kv> class Attention {
     }
   }
 
-  // A row's scores to weights 2^(score - the highest of these), with that highest and the weights' sum. A row that sees nothing
-  // counts from a floor and gets zeros.
-  void soften(int r, int i, int start) {
+  // A row's scores as exponents of two; returns the highest. What it doesn't see is minus infinity.
+  template <bool Partly> float scale_and_mask(int r, int i, int high) {
     constexpr int N = kKvTile / W;
-    const float cap = d_.config.attention_soft_cap, *scores = scores_ + i * kKvTile;
-    const int high = visible(r, start), low = layer_.window ? high - layer_.window : 0;
-    const bool partly = high < kKvTile || low > 0;
+    const float cap = d_.config.attention_soft_cap;
+    float* scores = scores_ + i * kKvTile;
+    const int low = layer_.window ? high - layer_.window : 0;
     const V factor = splat(sizeof(Kv) == 1 ? scales_of_queries_[r] : score_scale_);
-    V s[N], top = splat(-__builtin_inff());
+    V top = splat(-__builtin_inff());
+    if (cap > 0)
+      for (int j = 0; j < kKvTile; j += W) {
+        const V s = load(scores + j) * factor;
+        store(scores + j, splat(cap * kLog2E) * tanh(sizeof(Kv) == 1 ? s * load(key_scale_ + j) : s));
+      }
 #pragma GCC unroll 8
     for (int j = 0; j < N; ++j) {
-      s[j] = load(scores + j * W) * factor;
-      if (sizeof(Kv) == 1) s[j] = s[j] * load(key_scale_ + j * W);
-      if (cap > 0) s[j] = splat(cap * kLog2E) * tanh(s[j]);
-      if (partly) s[j] = keep(s[j], low - j * W, high - j * W, -__builtin_inff());
-      top = max(top, s[j]);
+      V s = load(scores + j * W);
+      if (!(cap > 0)) s = sizeof(Kv) == 1 ? s * factor * load(key_scale_ + j * W) : s * factor;
+      if (Partly) s = keep(s, low - j * W, high - j * W, -__builtin_inff());
+      store(scores + j * W, s);
+      top = max(top, s);
     }
-    tops_[i] = highest(top);
-    const V base = splat(most(tops_[i], kLowest));
-    V total = zero();
-#pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) {
-      s[j] = weight_of<Kv>(s[j] - base);
-      total = total + s[j];
-    }
-    sums_[i] = sum(total);
-    units_[i] = put_weights(s, low, high, partly, probabilities_ + i * kKvTile);
+    return highest(top);
   }
 
-  template <class T> float put_weights(const V* p, int, int, bool, T* out) {
+  // A row's weights 2^(score - the highest of these), and their sum. A row that sees nothing counts from a floor and gets zeros.
+  template <bool Partly> void soften(int i, int high) {
+    constexpr int N = kKvTile / W;
+    const V base = splat(shrinks_[i]);  // the row's highest, or the floor
+    V p[N], total = zero();
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) {
+      p[j] = weight_of<Kv>(load(scores_ + i * kKvTile + j * W) - base);
+      total = j ? total + p[j] : p[j];
+    }
+    sums_[i] = sum(total);
+    units_[i] = put_weights<Partly>(p, high, probabilities_ + i * kKvTile);
+  }
+
+  template <bool, class T> float put_weights(const V* p, int, T* out) {
     for (int j = 0; j < kKvTile / W; ++j) store(out + j * W, p[j]);
     return 1;
   }
   // Of int8 values the scales come in here, and weights become whole numbers of 16 bits. Only what the row sees may decide their step.
-  float put_weights(const V* p, int low, int high, bool partly, int16_t* out) {
+  template <bool Partly> float put_weights(const V* p, int high, int16_t* out) {
     constexpr int N = kKvTile / W;
-    if (!partly) {
+    const int low = layer_.window ? high - layer_.window : 0;
+    if constexpr (!Partly) {
 #pragma GCC unroll 8
       for (int j = 0; j < N; ++j) store(out + j * W, p[j] * load(value_steps_ + j * W));
       return widest_ / kSteps;
@@ -295,7 +337,7 @@ template <class Kv> class Attention {
       const char* segments[kKvTile / kHalf];
       for (int g = 0; g < num_groups; ++g) segments[g] = groups[g].values + i * kLane;
       const BTile b{segments, num_groups, kHalf / Packing<B>::k, dim_ * kLane, kHalf * kLane, segments[0], 0};
-      if (wide) wide_pairs(n, probabilities_, kKvTile, b, columns, sums, width);
+      if (wide) wide_pairs(n, probabilities_, kKvTile, b, columns, values_ahead(), sums, width);
       else P::tile(n)(probabilities_, kKvTile, b, sums, width, false);
       for (int q = 0; q < n; ++q) {
         float* values = chunk_.values + static_cast<int64_t>(r + q) * dim_ + i;
@@ -379,6 +421,8 @@ template <class Kv> class Attention {
   const float* scales_of_queries_ = nullptr;
   float score_scale_, widest_ = 0;
   const AttentionItem* next_ = nullptr;
+  const char *keys_ahead_[kKvTile / kHalf], *values_ahead_[kKvTile / kHalf];
+  bool spread_ = false;
   const AttentionItem* current_ = nullptr;
 };
 

@@ -97,6 +97,16 @@ template <class Kv> class KvReader {
     }
   }
 
+  // Where sixteen positions lie, for who asks for them himself; their scales are asked for here.
+  void whereabouts(int first, const char*& keys, const char*& values) const {
+    char* head = head_of(d_, pool_, table_[first / d_.kv.block_size], kv_head_);
+    const int offset = first % d_.kv.block_size;
+    prefetch_l2(key_scales(d_, head) + offset);
+    prefetch_l2(value_scales(d_, head) + offset);
+    keys = head + offset / kHalf * group_elements() * sizeof(Kv);
+    values = keys + d_.kv.part_bytes;
+  }
+
  private:
   int64_t group_elements() const { return static_cast<int64_t>(kHalf) * d_.kv.padded_dim; }
   B* staged_keys(int g) { return reinterpret_cast<B*>(scratch_) + 2 * g * group_elements(); }

@@ -84,7 +84,9 @@ void plan_attention(Decoder& d, const StepArgs& a) {
     }
   }
   d.num_items = n;
-  std::sort(items, items + n, [](const AttentionItem& x, const AttentionItem& y) { return x.cost > y.cost; });
+  std::sort(items, items + n, [](const AttentionItem& x, const AttentionItem& y) {
+    return x.cost != y.cost ? x.cost > y.cost : x.sequence != y.sequence ? x.sequence < y.sequence : x.kv_head < y.kv_head;
+  });
   // Thread t's range of the list begins at n * t / threads (worker.h); deal round by round, as long as a range has room.
   int taken = 0;
   for (int round = 0; taken < n; ++round)

@@ -195,6 +195,7 @@ class Step {
           attention.rotate_and_write(t, h, static_cast<A*>(d_.query) + (static_cast<int64_t>(h) * c_.max_tokens + t) * group * dim,
                                      d_.query_scales + (static_cast<int64_t>(h) * c_.max_tokens + t) * group);
       worker_.sync();
+      passed("KV");
     }
     auto items = worker_.items(d_.num_items);
     const bool narrow = takes_bf16(d_.layers[layer].o);

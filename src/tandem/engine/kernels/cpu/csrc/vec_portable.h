@@ -49,8 +49,9 @@ static inline V scale2(V x, V whole) {  // x * 2^whole, for -127 <= whole <= 127
   std::memcpy(&f, &e, sizeof f);
   return {x.v * f};
 }
-static inline void split(V x, V& whole, V& fraction) {  // x in a whole number and the rest, from 0 to 1
-  whole = round(x - splat(0.5f));
+static inline void split(V x, V& whole, V& fraction) {  // x in its floor, and the rest
+  const Floats nearest = round(x).v;
+  whole = {nearest > x.v ? nearest - 1.0f : nearest};
   fraction = x - whole;
 }
 static inline V add_if_at_least(V sum, V x, V threshold, V term) {  // by lanes: sum + term where x >= threshold
