@@ -66,7 +66,7 @@ async def over_http(url: str, jobs: list[Job]) -> float:
 
 
 def served(jobs: list[Job]) -> float:
-    command = [sys.executable, "-m", "tandem.cli.main", "serve", "--port", "0", "--dtype", "bfloat16"]
+    command = [sys.executable, "-m", "tandem.cli.main", "serve", "--no-gateway", "--port", "0", "--dtype", "bfloat16"]
     command += ["--max-num-seqs", "64", "--no-enable-prefix-caching", "--log-level", "info"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

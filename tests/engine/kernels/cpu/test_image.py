@@ -144,8 +144,14 @@ def test_every_family_and_kind(kernels: Kernels, model: Any, kind: str, paged: A
     prompt, weights = tokens(60), weights_of(model, KINDS[kind])
     run = paged(decoder_of(model, weights, kernels, variant="portable"))
     whole = run.step([(run.sequence(), prompt)])[0]
-    # A code that falls on the other side of a tie moves a logit by a little: what is left between two right answers.
-    assert error(whole, plain_logits(model, weights, prompt)) < 0.03
+    plain = plain_logits(model, weights, prompt)
+    if kind in ("fp8", "bf16"):
+        assert error(whole, plain) < 1e-4
+        return
+    # An input's code that falls on the other side of a tie moves logits by up to hundredths: so does disturbing the
+    # plain network's inputs by 1e-6 of themselves. Some token is free of such codes, and agrees.
+    assert error(whole, plain) < 0.03
+    assert min(error(*rows) for rows in zip(whole, plain, strict=True)) < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -100,7 +100,12 @@ struct StoreRows {  // y = c (+ bias)
   float* y;
   int64_t stride;
   const float* bias;
-  void expect(int, int, int) const {}
+  void expect(int row, int n, int panel) const {  // a prompt's outputs lie beyond the second-level cache
+    for (int r = 0; r < n; ++r) {
+      prefetch(y + (row + r) * stride + panel * kPanel);
+      prefetch(y + (row + r) * stride + panel * kPanel + kHalf);
+    }
+  }
   void operator()(const float* c, int row, int n, int panel) const {
     for (int r = 0; r < n; ++r) {
       float* out = y + (row + r) * stride + panel * kPanel;
@@ -132,7 +137,9 @@ struct AddRows {  // x += c
 template <class Out, int Activation> struct Gate {  // out = activation(gate) * up; a panel holds 16 columns of each
   Out* out;
   int64_t stride;
-  void expect(int, int, int) const {}
+  void expect(int row, int n, int panel) const {
+    for (int r = 0; r < n; ++r) prefetch(out + (row + r) * stride + panel * kHalf);
+  }
   void operator()(const float* c, int row, int n, int panel) const {
     for (int r = 0; r < n; ++r)
       for (int j = 0; j < kHalf; j += W) {
