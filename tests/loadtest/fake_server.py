@@ -37,6 +37,11 @@ def delta(**fields: Any) -> bytes:
     return event({"choices": [{"index": 0, "delta": fields, "finish_reason": None}]})
 
 
+def text(words: str) -> bytes:
+    """A piece of a completion, which has no deltas."""
+    return event({"choices": [{"index": 0, "text": words, "finish_reason": None}]})
+
+
 def finish(prompt_tokens: int, completion_tokens: int, reason: str = "length") -> bytes:
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     return (
@@ -65,12 +70,13 @@ def streamed(first_s: float = 0.0, gap_s: float = 0.0) -> Script:
 
     def script(path: str, body: dict[str, Any]) -> Iterator[Piece]:
         tokens = body["max_tokens"]
-        yield STREAM_HEAD + chunk(delta(role="assistant", content=""))
+        token = chunk(delta(content=" word") if "messages" in body else text(" word"))
+        yield STREAM_HEAD + (chunk(delta(role="assistant", content="")) if "messages" in body else b"")
         yield first_s
         for k in range(tokens):
             if k and gap_s:
                 yield gap_s
-            yield chunk(delta(content=" word"))
+            yield token
         yield chunk(finish(words_of(body) + 5, tokens)) + END
 
     return script
