@@ -13,6 +13,7 @@ import msgspec
 import uvloop
 
 from tandem.config.deployment import GatewayConfig, PoolConfig, TandemConfig
+from tandem.config.describe import flag_words
 from tandem.config.engine import EngineConfig
 from tandem.config.gateway_http import GatewayHttpConfig
 from tandem.config.gateway_replicas import HealthConfig, ProcessConfig
@@ -87,8 +88,7 @@ def _flags(settings: msgspec.Struct, left_out: set[str]) -> list[str]:
         value: Any = getattr(settings, field.name)
         if field.name in left_out or value == field.default:
             continue
-        flag = field.name.replace("_", "-")
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        words += flag_words(field.name, value)
     return words
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tandem.config.describe import flag_words
 from tandem.core.errors import ConfigError
 
 Precision = Literal[
@@ -93,6 +94,5 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, field.name)
             if field.name in ("model", "output", "force") or value == field.default:
                 continue
-            flag = "--" + field.name.replace("_", "-")
-            words += [flag] if value is True else [flag, str(value)]
+            words += flag_words(field.name, value)
         return tuple(words)

@@ -20,6 +20,14 @@ class Setting(NamedTuple):
         return "--" + self.name.replace("_", "-")
 
 
+def flag_words(name: str, value: bool | float | str) -> list[str]:
+    """A setting as words of a command line; of a bool, --NAME or --no-NAME."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", str(value)]
+
+
 def settings_of(kind: type[msgspec.Struct]) -> list[Setting]:
     """The plain settings (not the nested tables) of a configuration class, in its own order."""
     info = inspect.type_info(kind)

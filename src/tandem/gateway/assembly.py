@@ -73,9 +73,10 @@ class Assembly:
         self.models = ReplicaModels(_facts(config.pool))
         self._policy_parts = PolicyParts.of(settings.routing, self.models)
         self._calls = UpstreamClient(settings.upstream, clock)
+        fetch = upstream_fetch(self._calls)
         self.pools = Pools(
             [_pool(pool) for pool in config.pool],
-            upstream_fetch(self._calls),
+            fetch,
             health=settings.health,
             circuit=settings.circuit,
             clock=clock,
@@ -119,7 +120,7 @@ class Assembly:
         )
         self._folder = Folder(data)
         self.batches = BatchRunner(self.database, self._folder, settings.batches, self._run_line, clock=clock)
-        self._events = CacheEvents(self.pools, self._policy_parts.index, upstream_fetch(self._calls))
+        self._events = CacheEvents(self.pools, self._policy_parts.index, fetch)
         self._clock = clock
         self._looking: asyncio.Task[None] | None = None
 

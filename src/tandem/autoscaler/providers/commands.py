@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tandem.autoscaler.providers.base import EngineSpec
 from tandem.autoscaler.providers.devices import Placement
+from tandem.config.describe import flag_words
 from tandem.core.errors import ConfigError
 
 _PLACES = frozenset({"port", "socket", "model", "threads", "memory_share", "pool", "id"})
@@ -64,15 +65,8 @@ def _own(spec: EngineSpec, address: Address, placement: Placement) -> list[str]:
     options.setdefault("device", "cuda" if placement.gpus else "cpu")
     words = [sys.executable, "-m", "tandem.cli.main", "serve", spec.model, "--no-gateway", "--uds", str(address.socket)]
     for name, value in options.items():
-        words.extend(_flag(name, value))
+        words.extend(flag_words(name, value))
     return words
-
-
-def _flag(name: str, value: bool | float | str) -> list[str]:
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    return [f"--{flag}", str(value)]
 
 
 def _places(command: str) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,10 +40,6 @@ class Quality:
     num_tokens: int
     max_kl: float
     """Of a single token."""
-
-    def as_dict(self) -> dict[str, float]:
-        """For a manifest."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

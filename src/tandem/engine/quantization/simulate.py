@@ -14,6 +14,7 @@ from tandem.engine.quantization.dense import PRODUCTS, DenseNetwork, Product
 from tandem.engine.quantization.matrix import QuantizedMatrix
 from tandem.engine.quantization.model import QuantizedModel, quantize
 from tandem.engine.quantization.recipe import Recipe
+from tandem.engine.quantization.stored import PLAIN
 
 
 class SimulatedModel:
@@ -54,7 +55,7 @@ def reference_name(checkpoint: Checkpoint) -> str:
     """The reference, as a manifest names it."""
     kind = getattr(checkpoint, "stored_kind", None)
     kinds = {kind(f"model.layers.0.{part}") for part in PRODUCTS} if kind is not None else set()
-    quantised = sorted(k for k in kinds if k not in ("F32", "F16", "BF16", "F64"))
+    quantised = sorted(k for k in kinds if k not in PLAIN)
     if quantised:
         return f"{checkpoint.path.name}, its {', '.join(quantised)} weights dequantised, in float32"
     return f"{checkpoint.path.name} in float32"

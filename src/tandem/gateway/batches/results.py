@@ -10,7 +10,7 @@ import secrets
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from tandem.gateway.store.tables import batch_results, batches
 from tandem.gateway.store.upsert import insert_new
@@ -55,11 +55,6 @@ def done_lines(connection: Connection, batch_id: str) -> set[int]:
     """Numbers of the lines that have a result."""
     query = select(batch_results.c.line).where(batch_results.c.batch_id == batch_id)
     return set(connection.execute(query).scalars())
-
-
-def count_done(connection: Connection, batch_id: str) -> int:
-    query = select(func.count()).select_from(batch_results).where(batch_results.c.batch_id == batch_id)
-    return connection.execute(query).scalar_one()
 
 
 def results_page(connection: Connection, batch_id: str, after_line: int) -> list[tuple[int, bool, bytes]]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from tandem.config.gateway_replicas import CircuitConfig
-from tandem.gateway.replicas.circuit import Circuit, CircuitState, Window, find_outliers
+from tandem.gateway.replicas.circuit import Circuit, Window, find_outliers
 from tandem.gateway.replicas.pool import Pool
 from tandem.gateway.replicas.replica import Replica
 
@@ -31,10 +31,6 @@ class Ejections:
         """Another engine is there now."""
         if (circuit := self._circuits.get(replica)) is not None:
             circuit.reset()
-
-    def state(self, replica: Replica, now_s: float) -> CircuitState:
-        circuit = self._circuits.get(replica)
-        return "closed" if circuit is None else circuit.state(now_s)
 
     def answered(self, replica: Replica, latency_s: float | None, now_s: float) -> bool:
         """Whether it was out, and takes all requests again."""

@@ -17,7 +17,6 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigError, NotFound
 from tandem.core.types import ServiceClass
 from tandem.gateway.replicas.base import Fetch
-from tandem.gateway.replicas.circuit import CircuitState
 from tandem.gateway.replicas.ejections import Ejections
 from tandem.gateway.replicas.health import HealthWatch
 from tandem.gateway.replicas.pool import Pool
@@ -103,9 +102,6 @@ class Pools:
     def failed(self, replica: Replica, reason: str) -> None:
         """A request failed because of the replica: unreachable, broken off, silent, an error of its own."""
         self._ejections.failed(replica, reason, self._clock.now())
-
-    def circuit_state(self, replica: Replica) -> CircuitState:
-        return self._ejections.state(replica, self._clock.now())
 
     # Listeners.
 

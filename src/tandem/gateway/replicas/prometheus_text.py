@@ -97,6 +97,11 @@ def counter_names(name: str) -> tuple[str, str]:
     return f"{bare}_total", bare
 
 
+def whole(text: str | None) -> int | None:
+    """A label's value that is a number above zero."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
 def _count(value: float) -> float | None:
     return value if math.isfinite(value) and value >= 0 else None
 

@@ -11,7 +11,7 @@ from tandem.gateway.context import RequestContext
 from tandem.gateway.replicas import fields as steps
 from tandem.gateway.replicas.base import Call, Fields
 from tandem.gateway.replicas.openai import OpenAIAdapter
-from tandem.gateway.replicas.prometheus_text import Metrics, counter_names
+from tandem.gateway.replicas.prometheus_text import Metrics, counter_names, whole
 from tandem.gateway.replicas.replica import Signals, Totals
 
 _RUNNING: Final = "sglang:num_running_reqs"
@@ -61,14 +61,14 @@ class SGLangAdapter(OpenAIAdapter):
     def parse_signals(self, body: bytes, now_s: float) -> Signals:
         metrics = Metrics(body, _WANTED)
         geometry = metrics.series(_GEOMETRY)
-        blocks_total = _whole(geometry[0].label("num_pages")) if geometry else None
+        blocks_total = whole(geometry[0].label("num_pages")) if geometry else None
         usage = metrics.share(_USAGE)
         return Signals(
             taken_s=now_s,
             running=metrics.whole(_RUNNING),
             waiting=metrics.whole(_WAITING),
             kv_usage=usage,
-            block_size=_whole(geometry[0].label("page_size")) if geometry else None,
+            block_size=whole(geometry[0].label("page_size")) if geometry else None,
             blocks_total=blocks_total,
             blocks_free=None if blocks_total is None or usage is None else round(blocks_total * (1 - usage)),
             prefix_hit_rate=metrics.share(_HIT_RATE),
@@ -98,7 +98,3 @@ class SGLangAdapter(OpenAIAdapter):
 
     def wake_call(self) -> Call | None:
         return Call("POST", "/resume_memory_occupation", b"{}")
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and int(text) > 0 else None

@@ -10,7 +10,7 @@ from tandem.gateway.replicas import fields as steps
 from tandem.gateway.replicas.base import Call, Fields, UpstreamError
 from tandem.gateway.replicas.error_shapes import judge, read_told
 from tandem.gateway.replicas.openai import OpenAIAdapter, failure_of, one_token_failure, one_token_request
-from tandem.gateway.replicas.prometheus_text import Metrics, counter_names
+from tandem.gateway.replicas.prometheus_text import Metrics, counter_names, whole
 from tandem.gateway.replicas.replica import Signals, Totals
 
 _RUNNING: Final = "vllm:num_requests_running"
@@ -65,14 +65,14 @@ class VLLMAdapter(OpenAIAdapter):
     def parse_signals(self, body: bytes, now_s: float) -> Signals:
         metrics = Metrics(body, _WANTED)
         geometry = metrics.series(_GEOMETRY)
-        blocks_total = _whole(geometry[0].label("num_gpu_blocks")) if geometry else None
+        blocks_total = whole(geometry[0].label("num_gpu_blocks")) if geometry else None
         usage = metrics.share(*_KV_USAGE)
         return Signals(
             taken_s=now_s,
             running=metrics.whole(_RUNNING),
             waiting=metrics.whole(_WAITING),
             kv_usage=usage,
-            block_size=_whole(geometry[0].label("block_size")) if geometry else None,
+            block_size=whole(geometry[0].label("block_size")) if geometry else None,
             blocks_total=blocks_total,
             blocks_free=None if blocks_total is None or usage is None else round(blocks_total * (1 - usage)),
             totals=Totals(
@@ -106,7 +106,3 @@ class VLLMAdapter(OpenAIAdapter):
 
     def asleep_call(self) -> Call | None:
         return Call("GET", "/is_sleeping")
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and int(text) > 0 else None

@@ -8,15 +8,12 @@ priority, so this holds for engines with priorities of their own too.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from tandem.config.gateway_routing import RoutingConfig
 from tandem.gateway.context import Goal, RequestContext
+from tandem.gateway.replicas.circuit import start_share
 from tandem.gateway.replicas.replica import Replica
 from tandem.gateway.routing.replica_models import Known, ReplicaModels, capacity
-
-_LEAST_SHARE: Final = 0.1
-"""Of its places that a replica has in the first moment of its slow start."""
 
 
 class Room:
@@ -67,7 +64,7 @@ class Room:
         known = self._models.of(replica)
         places = float(capacity(replica, known.facts))
         if has_old and not self._is_warm(replica, now_s):
-            places = max(1.0, places * self._warmth(replica, now_s))
+            places = max(1.0, places * self._share(replica, now_s))
         if request.service_class == "batch":
             return self._has_room_for_batch(replica, known, places, now_s)
         return replica.in_flight < places
@@ -91,7 +88,7 @@ class Room:
         return known.facts.takes_interactive and can_meet
 
     def _is_warm(self, replica: Replica, now_s: float) -> bool:
-        return now_s - replica.up_since_s >= self._config.slow_start_s
+        return self._share(replica, now_s) == 1.0
 
-    def _warmth(self, replica: Replica, now_s: float) -> float:
-        return max(_LEAST_SHARE, (now_s - replica.up_since_s) / self._config.slow_start_s)
+    def _share(self, replica: Replica, now_s: float) -> float:
+        return start_share(now_s - replica.up_since_s, self._config.slow_start_s)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import msgspec
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from tandem.core.errors import NotFound
 from tandem.core.types import ServiceClass
@@ -111,10 +111,6 @@ def list_keys(connection: Connection) -> list[KeyRecord]:
 
 def keys_version(connection: Connection) -> int:
     return settings.number(connection, VERSION)
-
-
-def count_keys(connection: Connection) -> int:
-    return connection.execute(select(func.count()).select_from(api_keys)).scalar_one()
 
 
 def _rule_columns(rules: KeyRules) -> dict[str, Any]:
